@@ -1,0 +1,132 @@
+//! The plan of an arena: names to offsets, no device.
+
+use serde::Serialize;
+
+use crate::dtype::DType;
+use crate::hal::MemoryKind;
+
+/// A buffer's number in its plan; what symbolic pointers of a chain hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct BufferId(pub u32);
+
+/// What a buffer is for; plans sum by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// Model weights and tables.
+    Weights,
+    /// KV cache blocks.
+    KvCache,
+    /// Index-key cache blocks.
+    IndexCache,
+    /// Per-step metadata and block tables.
+    Metadata,
+    /// Activations of one step.
+    Activations,
+    /// Scores, selections and page tables.
+    Selection,
+    /// Pinned rings between host and device.
+    Rings,
+    /// Candidate exchange between ranks.
+    Exchange,
+    /// Workspaces of libraries.
+    Workspace,
+}
+
+/// A buffer as a chain asks for it.
+#[derive(Clone, Debug, Serialize)]
+pub struct BufferSpec {
+    /// Unique name, dotted: `layer3.kv_cache`.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions, innermost last.
+    pub shape: Vec<u64>,
+    /// The shape in terms of limits, e.g. `[max_num_seqs, ceil(max_model_len / block_size)]`.
+    pub formula: String,
+    /// Where it lives.
+    pub memory: MemoryKind,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Why it exists, one sentence.
+    pub reason: String,
+}
+
+impl BufferSpec {
+    /// Size in bytes; `None` if it overflows 64 bits.
+    pub fn bytes(&self) -> Option<u64> {
+        self.shape.iter().try_fold(self.dtype.bytes(), |bytes, &dim| bytes.checked_mul(dim))
+    }
+}
+
+/// A buffer with its place.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlannedBuffer {
+    /// What was asked for.
+    #[serde(flatten)]
+    pub spec: BufferSpec,
+    /// Byte offset in the slab of its memory kind.
+    pub offset: u64,
+    /// Size.
+    pub bytes: u64,
+}
+
+/// One driver allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SlabPlan {
+    /// Memory kind.
+    pub memory: MemoryKind,
+    /// Size, guard bands included.
+    pub bytes: u64,
+}
+
+/// Every persistent buffer with its offset, and the slabs that hold them.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ArenaPlan {
+    /// Indexed by [`BufferId`].
+    pub buffers: Vec<PlannedBuffer>,
+    /// At most one a memory kind.
+    pub slabs: Vec<SlabPlan>,
+}
+
+/// Alignment of every buffer and size of the guard band before the first, between any two and after the last.
+pub const ALIGNMENT_BYTES: u64 = 256;
+/// Bytes of a guard band at least: the gap to the next buffer's alignment comes on top.
+pub const GUARD_BYTES: u64 = 256;
+
+impl ArenaPlan {
+    /// The buffer behind an id.
+    pub fn buffer(&self, id: BufferId) -> &PlannedBuffer {
+        &self.buffers[id.0 as usize]
+    }
+
+    /// Finds a buffer by name.
+    pub fn find(&self, name: &str) -> Option<BufferId> {
+        self.buffers.iter().position(|buffer| buffer.spec.name == name).map(|at| BufferId(at as u32))
+    }
+
+    /// Bytes of all slabs.
+    pub fn total_bytes(&self) -> u64 {
+        self.slabs.iter().map(|slab| slab.bytes).sum()
+    }
+}
+
+/// Collects buffers; [`PlanBuilder::finish`] lays them out in the order they came.
+#[derive(Debug, Default)]
+pub struct PlanBuilder {
+    specs: Vec<BufferSpec>,
+}
+
+impl PlanBuilder {
+    /// Adds a buffer. Panics if the name is taken: names are chosen by chains, not by users.
+    pub fn add(&mut self, spec: BufferSpec) -> BufferId {
+        assert!(self.specs.iter().all(|other| other.name != spec.name), "buffer {} is planned twice", spec.name);
+        self.specs.push(spec);
+        BufferId(self.specs.len() as u32 - 1)
+    }
+
+    /// What was added so far.
+    pub fn specs(&self) -> &[BufferSpec] {
+        &self.specs
+    }
+}

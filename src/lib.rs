@@ -1,0 +1,20 @@
+//! Capstan: a graph-capture-first execution runtime for LLM decode. *Capture once, replay every token.*
+//!
+//! Every persistent buffer is planned from limits and a model's shape before the first step ([`arena`]), a decode step is
+//! described as data ([`chain`]), recorded once per padded batch size ([`capture`]) on any [`hal::Device`], and replayed
+//! with one launch a step ([`runtime`]). The checker ([`invariant`]) proves that every address a graph holds is the buffer
+//! it was recorded against; [`dump`] shows a graph by buffer names.
+//!
+//! Start with `examples/embed.rs`; `ARCHITECTURE.md` tells the life of a step.
+
+#![deny(unsafe_code)]
+
+pub mod arena;
+pub mod chain;
+pub mod dtype;
+pub mod error;
+pub mod hal;
+pub mod kernels;
+
+pub use dtype::DType;
+pub use error::{Error, Result};

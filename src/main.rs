@@ -1,0 +1,5 @@
+//! The `capstan` command.
+
+fn main() -> std::process::ExitCode {
+    std::process::ExitCode::SUCCESS
+}
