@@ -155,8 +155,8 @@ kernel_args! {
     /// one get minus infinity; the rest is left untouched. World is always 1.
     pub struct ScorePrefillArgs |a| {
         pointers {
-            /// [rows, heads, dim] in `index_dtype`.
-            index_q: Read, (DType::from_code(a.index_dtype)), product([a.rows, a.heads, a.dim]);
+            /// [rows, q_heads_stride, dim] in `index_dtype`; heads `first_head`.. are read.
+            index_q: Read, (DType::from_code(a.index_dtype)), product([a.rows, a.q_heads_stride, a.dim]);
             /// [cache_blocks, block_size, dim] in `index_dtype`.
             index_cache: Read, (DType::from_code(a.index_dtype)), product([a.cache_blocks, a.block_size, a.dim]);
             /// [slots, table_width] indexer group's block table.

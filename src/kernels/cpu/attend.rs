@@ -1,0 +1,315 @@
+//! The attend kernels: softmax attention over pages of 16 tokens (`msa-spec` section 6).
+//!
+//! A page is widened to f32 once and serves all query heads of its KV head. The softmax runs online, page by page, so a row's
+//! bits depend on its query, its pages in their order and its length. What lies past the length is never used: a NaN there
+//! cannot reach a result, even as a factor of zero. Page ids outside the cache are skipped.
+
+use super::cell::{Cell, with_cell};
+use super::simd::{LaneOp, Lanes, dispatch};
+use super::view::{Bound, View};
+use crate::hal::Workgroup;
+use crate::kernels::msa::{AttendDenseArgs, AttendSparseArgs, PAGE_TOKENS};
+
+/// Tokens of a page.
+const PAGE: usize = PAGE_TOKENS as usize;
+/// Query heads that share one pass over the pages.
+const GROUP: usize = 16;
+
+/// `attend_sparse`.
+pub fn attend_sparse(args: &Bound<'_, AttendSparseArgs>, workgroup: &mut Workgroup<'_>) {
+    let [row, kv_head, _] = workgroup.id;
+    if row >= args.rows || kv_head >= args.kv_heads {
+        return;
+    }
+    let (row, kv_heads, width) = (row as usize, args.kv_heads as usize, args.table_pages as usize);
+    let at = row * kv_heads + kv_head as usize;
+    let table = args.read::<i32>(|a| &a.page_table);
+    let half = args.block_size as usize / PAGE;
+    // An id folds the KV head in: page * kv_heads + head.
+    let page_at = |page: usize| {
+        let id = usize::try_from(table.get(at * width + page)).ok()?;
+        let (page, head) = (id / kv_heads, id % kv_heads);
+        (page % (2 * half) < half && page / (2 * half) < args.cache_blocks as usize).then_some((page, head))
+    };
+    let shape = Shape {
+        q_heads: args.q_heads as usize,
+        kv_heads,
+        head_dim: args.head_dim as usize,
+        v_pages: half,
+        scale: args.scale * args.k_scale,
+        v_scale: args.v_scale,
+        row,
+        kv_head: kv_head as usize,
+        len: args.read::<i32>(|a| &a.page_len).get(at).clamp(0, (width * PAGE) as i32) as usize,
+    };
+    let query = args.read::<f32>(|a| &a.q);
+    let mut out = args.write::<f32>(|a| &a.out);
+    let (query, out) = (query.slice(shape.start(), shape.size()), out.slice_mut(shape.start(), shape.size()));
+    with_cell!(args.kv_dtype, T => attend(shape, query, args.read::<T>(|a| &a.kv_cache), page_at, out));
+}
+
+/// `attend_dense`.
+pub fn attend_dense(args: &Bound<'_, AttendDenseArgs>, workgroup: &mut Workgroup<'_>) {
+    let [row, kv_head, _] = workgroup.id;
+    if row >= args.rows || kv_head >= args.kv_heads {
+        return;
+    }
+    let (row, kv_head, width) = (row as usize, kv_head as usize, args.table_width as usize);
+    let block_pages = args.block_size as usize / PAGE;
+    let len = args.read::<i32>(|a| &a.row_len).get(row).clamp(0, (width * block_pages * PAGE) as i32) as usize;
+    let slot = args.read::<i32>(|a| &a.row_slot).get(row);
+    let known = slot >= 0 && (slot as u32) < args.slots;
+    let table = args.read::<i32>(|a| &a.block_table);
+    let page_at = |page: usize| {
+        let id = table.get(slot as usize * width + page / block_pages);
+        let id = usize::try_from(id).ok().filter(|&id| id < args.cache_blocks as usize)?;
+        Some((id * 2 * block_pages + page % block_pages, kv_head))
+    };
+    let shape = Shape {
+        q_heads: args.q_heads as usize,
+        kv_heads: args.kv_heads as usize,
+        head_dim: args.head_dim as usize,
+        v_pages: block_pages,
+        scale: args.scale,
+        v_scale: 1.0,
+        row,
+        kv_head,
+        len: if known { len } else { 0 },
+    };
+    let query = args.read::<f32>(|a| &a.q);
+    let mut out = args.write::<f32>(|a| &a.out);
+    let (query, out) = (query.slice(shape.start(), shape.size()), out.slice_mut(shape.start(), shape.size()));
+    with_cell!(args.kv_dtype, T => attend(shape, query, args.read::<T>(|a| &a.kv_cache), page_at, out));
+}
+
+/// What of the geometry both kernels share.
+#[derive(Clone, Copy)]
+struct Shape {
+    q_heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// Pages from a K page to its V page.
+    v_pages: usize,
+    scale: f32,
+    v_scale: f32,
+    row: usize,
+    kv_head: usize,
+    len: usize,
+}
+
+impl Shape {
+    fn group(&self) -> usize {
+        self.q_heads / self.kv_heads
+    }
+    /// First element of this workgroup's query heads.
+    fn start(&self) -> usize {
+        (self.row * self.q_heads + self.kv_head * self.group()) * self.head_dim
+    }
+    fn size(&self) -> usize {
+        self.group() * self.head_dim
+    }
+}
+
+/// All query heads of one KV head, in passes of [`GROUP`].
+fn attend<T: Cell>(
+    shape: Shape,
+    query: &[f32],
+    cache: View<'_, T>,
+    page_at: impl Fn(usize) -> Option<(usize, usize)> + Copy,
+    out: &mut [f32],
+) {
+    assert!(
+        (shape.head_dim * size_of::<T>()).is_multiple_of(16),
+        "a head of {} channels does not fill 16-byte groups",
+        shape.head_dim
+    );
+    if shape.len == 0 {
+        out.fill(0.0);
+        return;
+    }
+    let pass = GROUP * shape.head_dim;
+    for (query, out) in query.chunks(pass).zip(out.chunks_mut(pass)) {
+        match shape.head_dim {
+            0..=32 => dispatch(Pass::<T, _, 32> { shape, query, cache, page_at, out }),
+            33..=64 => dispatch(Pass::<T, _, 64> { shape, query, cache, page_at, out }),
+            65..=128 => dispatch(Pass::<T, _, 128> { shape, query, cache, page_at, out }),
+            129..=256 => dispatch(Pass::<T, _, 256> { shape, query, cache, page_at, out }),
+            dim => panic!("a head of {dim} channels is past 256"),
+        }
+    }
+}
+
+struct Pass<'a, T, F, const D: usize> {
+    shape: Shape,
+    query: &'a [f32],
+    cache: View<'a, T>,
+    page_at: F,
+    out: &'a mut [f32],
+}
+
+impl<T: Cell, F: Fn(usize) -> Option<(usize, usize)>, const D: usize> LaneOp for Pass<'_, T, F, D> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Shape { head_dim, kv_heads, len, .. } = self.shape;
+        let heads = self.query.len() / head_dim;
+        let mut query = [[0.0; D]; GROUP];
+        for (to, from) in query.iter_mut().zip(self.query.chunks(head_dim)) {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = from * (self.shape.scale * T::UNIT));
+        }
+        let (mut k, mut v) = ([[0.0; D]; PAGE], [[0.0; D]; PAGE]);
+        let mut state = Softmax::<D> { sums: [[0.0; D]; GROUP], most: [f32::NEG_INFINITY; GROUP], total: [0.0; GROUP] };
+        let one = PAGE * head_dim;
+        for page in 0..len.div_ceil(PAGE) {
+            let Some((id, head)) = (self.page_at)(page) else { continue };
+            let tokens = (len - page * PAGE).min(PAGE);
+            widen_k::<L, T, D>(self.cache.slice((id * kv_heads + head) * one, one), head_dim, &mut k);
+            widen_v::<L, T, D>(self.cache.slice(((id + self.shape.v_pages) * kv_heads + head) * one, one), head_dim, &mut v);
+            let mut scores = scores::<L, D>(&query, heads, &k);
+            scores.iter_mut().for_each(|row| row[tokens..].fill(f32::NEG_INFINITY));
+            state.page::<L>(&mut scores, heads, tokens, &v);
+        }
+        for (h, out) in self.out.chunks_mut(head_dim).enumerate() {
+            // No page was found: zeros, as for length 0.
+            let share = if state.total[h] == 0.0 { 0.0 } else { self.shape.v_scale * T::UNIT / state.total[h] };
+            out.iter_mut().zip(&state.sums[h]).for_each(|(out, sum)| *out = sum * share);
+        }
+    }
+}
+
+/// [head_dim / x, 16, x] to [16, D]; the last channels stay zero.
+#[inline(always)]
+fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
+    let hidden = T::nan_hidden::<L>(from);
+    let load = |from: &[T; 8]| if hidden { T::load_exact::<L>(from) } else { T::load::<L>(from) };
+    if size_of::<T>() == 4 {
+        // x = 4: half a lane's worth, so only moves.
+        for (d, plane) in from.as_chunks::<4>().0.chunks_exact(PAGE).enumerate() {
+            for (t, values) in plane.iter().enumerate() {
+                values.iter().enumerate().for_each(|(i, x)| to[t][d * 4 + i] = x.decode());
+            }
+        }
+        return;
+    }
+    let eights = 2 / size_of::<T>(); // of one token in a row: 1 for bf16, 2 for fp8
+    for (i, values) in from[..head_dim * PAGE].as_chunks::<8>().0.iter().enumerate() {
+        let (d, t) = (i / (PAGE * eights) * eights + i % eights, i / eights % PAGE);
+        load(values).store(&mut to[t].as_chunks_mut::<8>().0[d]);
+    }
+}
+
+/// [16 / x, head_dim, x] to [16, D]; the last channels stay zero.
+#[inline(always)]
+fn widen_v<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
+    let hidden = T::nan_hidden::<L>(from);
+    let load = |from: &[T; 8]| if hidden { T::load_exact::<L>(from) } else { T::load::<L>(from) };
+    if size_of::<T>() == 4 {
+        for (t, plane) in from.as_chunks::<4>().0.chunks_exact(head_dim).enumerate() {
+            for (d, values) in plane.iter().enumerate() {
+                values.iter().enumerate().for_each(|(i, x)| to[t * 4 + i][d] = x.decode());
+            }
+        }
+        return;
+    }
+    let eights = 2 / size_of::<T>(); // of one channel in a row
+    let (eight, _) = from.as_chunks::<8>();
+    for half in 0..PAGE / 8 {
+        for d in 0..head_dim / 8 {
+            let mut rows: [L; 8] = std::array::from_fn(|i| {
+                let channel = d * 8 + i;
+                load(&eight[if eights == 2 { channel * 2 + half } else { half * head_dim + channel }])
+            });
+            L::transpose(&mut rows);
+            (0..8).for_each(|t| rows[t].store(&mut to[half * 8 + t].as_chunks_mut::<8>().0[d]));
+        }
+    }
+}
+
+/// Scores [head, token] of a page, the scale already in the query.
+#[inline(always)]
+fn scores<L: Lanes, const D: usize>(query: &[[f32; D]; GROUP], heads: usize, k: &[[f32; D]; PAGE]) -> [[f32; PAGE]; GROUP] {
+    let mut out = [[0.0; PAGE]; GROUP];
+    for h in (0..heads).step_by(4) {
+        for t in (0..PAGE).step_by(2) {
+            let mut sums = [[L::splat(0.0); 4]; 2];
+            for c in 0..D / 8 {
+                let keys: [L; 2] = std::array::from_fn(|s| L::load(&k[t + s].as_chunks::<8>().0[c]));
+                for p in 0..4 {
+                    let query = L::load(&query[h + p].as_chunks::<8>().0[c]);
+                    (0..2).for_each(|s| sums[s][p] = query.mul_add(keys[s], sums[s][p]));
+                }
+            }
+            for (s, sums) in sums.into_iter().enumerate() {
+                L::sum4(sums).into_iter().enumerate().for_each(|(p, sum)| out[h + p][t + s] = sum);
+            }
+        }
+    }
+    out
+}
+
+/// The online softmax of a pass.
+struct Softmax<const D: usize> {
+    /// Sum of e^(score - most) V, a head a row.
+    sums: [[f32; D]; GROUP],
+    /// Largest score so far.
+    most: [f32; GROUP],
+    /// Sum of e^(score - most).
+    total: [f32; GROUP],
+}
+
+impl<const D: usize> Softmax<D> {
+    /// Adds the first `tokens` tokens of a page; scores past them are minus infinity.
+    #[inline(always)]
+    fn page<L: Lanes>(&mut self, scores: &mut [[f32; PAGE]; GROUP], heads: usize, tokens: usize, v: &[[f32; D]; PAGE]) {
+        let mut fade = [0.0; GROUP];
+        for h in 0..heads {
+            let (eight, _) = scores[h].as_chunks_mut::<8>();
+            let (low, high) = (L::load(&eight[0]), L::load(&eight[1]));
+            let most = low.max(L::splat(self.most[h])).max_lane().max(high.max_lane()).max(self.most[h]);
+            let shift = L::splat(most);
+            low.sub(shift).exp().store(&mut eight[0]);
+            high.sub(shift).exp().store(&mut eight[1]);
+            scores[h][tokens..].fill(0.0);
+            let (eight, _) = scores[h].as_chunks::<8>();
+            let mut faded = [0.0; 8];
+            L::splat(self.most[h] - most).exp().store(&mut faded);
+            fade[h] = faded[0];
+            self.total[h] = self.total[h].mul_add(fade[h], L::load(&eight[0]).add(L::load(&eight[1])).sum());
+            self.most[h] = most;
+        }
+        for h in (0..heads).step_by(2) {
+            for d in (0..D / 8).step_by(4) {
+                self.accumulate::<L>(h, d, &fade, scores, tokens, v);
+            }
+        }
+    }
+
+    /// Two heads, four lanes' worth of channels.
+    #[inline(always)]
+    fn accumulate<L: Lanes>(
+        &mut self,
+        h: usize,
+        d: usize,
+        fade: &[f32; GROUP],
+        weights: &[[f32; PAGE]; GROUP],
+        tokens: usize,
+        v: &[[f32; D]; PAGE],
+    ) {
+        let mut sums: [[L; 4]; 2] = std::array::from_fn(|p| {
+            let fade = L::splat(fade[h + p]);
+            std::array::from_fn(|i| L::load(&self.sums[h + p].as_chunks::<8>().0[d + i]).mul(fade))
+        });
+        for t in 0..tokens {
+            let values: [L; 4] = std::array::from_fn(|i| L::load(&v[t].as_chunks::<8>().0[d + i]));
+            for p in 0..2 {
+                let weight = L::splat(weights[h + p][t]);
+                (0..4).for_each(|i| sums[p][i] = weight.mul_add(values[i], sums[p][i]));
+            }
+        }
+        for (p, sums) in sums.into_iter().enumerate() {
+            let (to, _) = self.sums[h + p].as_chunks_mut::<8>();
+            sums.into_iter().enumerate().for_each(|(i, sum)| sum.store(&mut to[d + i]));
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The kernels as ops of the CPU device: same symbols, argument structs, grids and results as the GPU sources in `/kernels`.
+//!
+//! Each op runs one workgroup. It allocates nothing, keeps its scratch on the stack (no op needs LDS), reads and writes only
+//! what its argument struct declares, and trusts no table: an index out of range is skipped, never followed. The bits of a
+//! result depend on that row's data alone: not on the batch, the padding, the chunking, the shard or the CPU.
+//!
+//! [`view`] and [`simd`] hold the `unsafe`; start with [`score`] or [`attend`].
+
+mod attend;
+mod cell;
+pub mod fp8;
+mod norm_rope;
+pub mod sample;
+mod score;
+pub mod simd;
+mod step;
+pub mod topk;
+pub mod view;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+/// Writes a [`CpuOp`](crate::hal::CpuOp) for a function over a bound argument struct.
+macro_rules! ops {
+    ($($name:ident: $module:ident, $Args:path;)*) => {
+        /// The ops as the CPU device calls them.
+        #[expect(unsafe_code, reason = "every op is unsafe to call: its arguments are raw")]
+        pub mod ops {
+            $(
+                #[doc = concat!("`", stringify!($name), "`; see its argument struct.")]
+                ///
+                /// # Safety
+                /// See [`CpuOp`](crate::hal::CpuOp).
+                pub unsafe fn $name(args: &[u8], workgroup: &mut crate::hal::Workgroup<'_>) {
+                    // SAFETY: the caller keeps the contract of `CpuOp`, and the op that of `bind`.
+                    let args = unsafe { super::view::bind::<$Args>(args) };
+                    super::$module::$name(&args, workgroup);
+                }
+            )*
+        }
+    };
+}
+
+ops! {
+    ingest: step, crate::kernels::step::IngestArgs;
+    embed: step, crate::kernels::step::EmbedArgs;
+    sample: sample, crate::kernels::step::SampleArgs;
+    publish: step, crate::kernels::step::PublishArgs;
+    norm_rope_insert: norm_rope, crate::kernels::msa::NormRopeInsertArgs;
+    score_decode: score, crate::kernels::msa::ScoreDecodeArgs;
+    score_decode_m3: score, crate::kernels::msa::ScoreDecodeArgs;
+    score_prefill: score, crate::kernels::msa::ScorePrefillArgs;
+    topk_emit: topk, crate::kernels::msa::TopkEmitArgs;
+    attend_sparse: attend, crate::kernels::msa::AttendSparseArgs;
+    attend_dense: attend, crate::kernels::msa::AttendDenseArgs;
+}

@@ -1,0 +1,60 @@
+//! The kernels of this crate: source, symbol, argument struct and CPU op of each.
+//!
+//! Chains name a kernel by its static here; devices load [`CPU_KERNELS`] or the compiled sources. A kernel that a user brings
+//! is a [`KernelSpec`] of their own beside these.
+
+use super::cpu::ops;
+use super::msa::{AttendDenseArgs, AttendSparseArgs, NormRopeInsertArgs, ScoreDecodeArgs, ScorePrefillArgs, TopkEmitArgs};
+use super::step::{EmbedArgs, IngestArgs, PublishArgs, SampleArgs};
+use super::{KernelArgs, KernelSpec};
+use crate::hal::CpuKernel;
+
+macro_rules! registry {
+    ($($NAME:ident: $symbol:ident, $source:literal, $Args:ident, $summary:literal;)*) => {
+        $(
+            #[doc = $summary]
+            pub static $NAME: KernelSpec = KernelSpec {
+                symbol: stringify!($symbol),
+                source: $source,
+                args: &<$Args as KernelArgs>::LAYOUT,
+                cpu: ops::$symbol,
+                summary: $summary,
+            };
+        )*
+        static ALL: &[&KernelSpec] = &[$(&$NAME),*];
+
+        /// Every kernel as the CPU device loads it, for [`ModuleImage::Ops`](crate::hal::ModuleImage::Ops).
+        pub static CPU_KERNELS: &[CpuKernel] = &[$($NAME.cpu_kernel()),*];
+    };
+}
+
+registry! {
+    INGEST: ingest, "step.hip", IngestArgs, "Takes the next slot of the step ring and spreads it over the persistent buffers.";
+    EMBED: embed, "step.hip", EmbedArgs, "Looks the rows' tokens up in the embedding table.";
+    SAMPLE: sample, "sample.hip", SampleArgs, "Draws a token of each row's logits by its sequence's parameters.";
+    PUBLISH: publish, "step.hip", PublishArgs, "Writes the step's tokens and sequence number to the result ring.";
+    NORM_ROPE_INSERT: norm_rope_insert, "norm_rope.hip", NormRopeInsertArgs, "Norms and rotates queries and keys and inserts keys and values into the caches.";
+    SCORE_DECODE: score_decode, "score.hip", ScoreDecodeArgs, "Scores the visible blocks of uniform decode rows, any shape.";
+    SCORE_DECODE_M3: score_decode_m3, "score.hip", ScoreDecodeArgs, "Scores the visible blocks of uniform decode rows of the M3 contract.";
+    SCORE_PREFILL: score_prefill, "score.hip", ScorePrefillArgs, "Scores the visible blocks of ragged rows.";
+    TOPK_EMIT: topk_emit, "topk.hip", TopkEmitArgs, "Selects each row's best blocks and emits the page table its attend reads.";
+    ATTEND_SPARSE: attend_sparse, "attend.hip", AttendSparseArgs, "Softmax attention over the emitted page table.";
+    ATTEND_DENSE: attend_dense, "attend.hip", AttendDenseArgs, "Causal softmax attention over all of a row's tokens.";
+}
+
+impl KernelSpec {
+    /// The kernel as the CPU device loads it.
+    pub const fn cpu_kernel(&self) -> CpuKernel {
+        CpuKernel { symbol: self.symbol, args_bytes: self.args.bytes, op: self.cpu }
+    }
+}
+
+/// Every kernel of this crate.
+pub fn all() -> &'static [&'static KernelSpec] {
+    ALL
+}
+
+/// Finds a kernel by its symbol.
+pub fn find(symbol: &str) -> Option<&'static KernelSpec> {
+    ALL.iter().copied().find(|kernel| kernel.symbol == symbol)
+}
