@@ -4,6 +4,7 @@
 //! is a [`KernelSpec`] of their own beside these.
 
 use super::cpu::ops;
+use super::m3::{LinearArgs, MoeCombineArgs, MoeLinearArgs, MoeSortArgs, RmsNormArgs, RouteArgs, SelectLastArgs, SwigluArgs};
 use super::msa::{AttendDenseArgs, AttendSparseArgs, NormRopeInsertArgs, ScoreDecodeArgs, ScorePrefillArgs, TopkEmitArgs};
 use super::step::{EmbedArgs, IngestArgs, PublishArgs, SampleArgs};
 use super::{KernelArgs, KernelSpec};
@@ -40,6 +41,14 @@ registry! {
     TOPK_EMIT: topk_emit, "topk.hip", TopkEmitArgs, "Selects each row's best blocks and emits the page table its attend reads.";
     ATTEND_SPARSE: attend_sparse, "attend.hip", AttendSparseArgs, "Softmax attention over the emitted page table.";
     ATTEND_DENSE: attend_dense, "attend.hip", AttendDenseArgs, "Causal softmax attention over all of a row's tokens.";
+    RMS_NORM: rms_norm, "norm.hip", RmsNormArgs, "Gemma RMSNorm of rows, or of the rows of a list.";
+    SELECT_LAST: select_last, "norm.hip", SelectLastArgs, "Step row of the last token of each sequence.";
+    LINEAR: linear, "linear.hip", LinearArgs, "Matrix product with row-major weights, overwriting or accumulating.";
+    ROUTE: route, "moe.hip", RouteArgs, "Sigmoid router with a correction bias.";
+    MOE_SORT: moe_sort, "moe.hip", MoeSortArgs, "Sorts (row, expert) pairs by expert and cuts them into tiles.";
+    MOE_LINEAR: moe_linear, "moe.hip", MoeLinearArgs, "Matrix products of gathered rows, each pair with its expert's weights.";
+    MOE_COMBINE: moe_combine, "moe.hip", MoeCombineArgs, "Adds the weighted outputs of the experts to the residual.";
+    SWIGLU: swiglu, "swiglu.hip", SwigluArgs, "SwiGLU-OAI of gate and up.";
 }
 
 impl KernelSpec {

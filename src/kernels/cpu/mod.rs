@@ -1,6 +1,6 @@
 //! The kernels as ops of the CPU device: same symbols, argument structs, grids and results as the GPU sources in `/kernels`.
 //!
-//! Each op runs one workgroup. It allocates nothing, keeps its scratch on the stack (no op needs LDS), reads and writes only
+//! Each op runs one workgroup. It allocates nothing, keeps its scratch on the stack (`moe_sort` alone needs LDS), reads and writes only
 //! what its argument struct declares, and trusts no table: an index out of range is skipped, never followed. The bits of a
 //! result depend on that row's data alone: not on the batch, the padding, the chunking, the shard or the CPU.
 //!
@@ -8,12 +8,17 @@
 
 mod attend;
 mod cell;
+mod dots;
 pub mod fp8;
+mod linear;
+mod moe;
+mod norm;
 mod norm_rope;
 pub mod sample;
 mod score;
 pub mod simd;
 mod step;
+mod swiglu;
 pub mod topk;
 pub mod view;
 
@@ -53,4 +58,12 @@ ops! {
     topk_emit: topk, crate::kernels::msa::TopkEmitArgs;
     attend_sparse: attend, crate::kernels::msa::AttendSparseArgs;
     attend_dense: attend, crate::kernels::msa::AttendDenseArgs;
+    rms_norm: norm, crate::kernels::m3::RmsNormArgs;
+    select_last: norm, crate::kernels::m3::SelectLastArgs;
+    linear: linear, crate::kernels::m3::LinearArgs;
+    route: moe, crate::kernels::m3::RouteArgs;
+    moe_sort: moe, crate::kernels::m3::MoeSortArgs;
+    moe_linear: moe, crate::kernels::m3::MoeLinearArgs;
+    moe_combine: moe, crate::kernels::m3::MoeCombineArgs;
+    swiglu: swiglu, crate::kernels::m3::SwigluArgs;
 }

@@ -2,6 +2,8 @@
 //!
 //! Random inputs come from [`Rng`]; its seed is printed, and `CAPSTAN_SEED` takes it back.
 
+mod m3;
+
 /// splitmix64, enough for test inputs.
 pub(crate) struct Rng(u64);
 
