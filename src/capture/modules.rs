@@ -1,0 +1,65 @@
+//! The loaded kernels of a device: symbol to function handle.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::hal::{CpuKernel, Device, FunctionHandle, Module, ModuleImage, Platform};
+use crate::kernels::KernelSpec;
+
+/// Every kernel a chain may launch, loaded. Captured graphs hold an `Arc` of it, so code outlives its graphs.
+#[derive(Debug)]
+pub struct Modules {
+    functions: HashMap<&'static str, (FunctionHandle, &'static KernelSpec)>,
+    symbols: HashMap<FunctionHandle, &'static KernelSpec>,
+    // Function handles are raw; these keep them valid.
+    _modules: Vec<Arc<dyn Module>>,
+}
+
+impl Modules {
+    /// Loads `kernels` on `device`: ops on the CPU and null devices, code compiled for the exact architecture elsewhere.
+    ///
+    /// Errors: two kernels of one symbol ([`State`](crate::error::ErrorKind::State)), a compiler that is not there, a kernel
+    /// the code does not have.
+    pub fn load(device: &dyn Device, kernels: &[&'static KernelSpec]) -> Result<Modules> {
+        for (at, kernel) in kernels.iter().enumerate() {
+            if kernels[..at].iter().any(|other| other.symbol == kernel.symbol) {
+                return Err(Error::state(format!("two kernels are called {}", kernel.symbol)).help("rename one of them"));
+            }
+        }
+        let modules = match device.info().platform {
+            Platform::Cpu | Platform::Null => vec![load_ops(device, kernels)?],
+            Platform::Hip | Platform::Cuda => {
+                return Err(Error::unavailable(format!("no code for {}", device.info().arch)).help("use --device cpu"));
+            }
+        };
+        let mut loaded = Modules { functions: HashMap::new(), symbols: HashMap::new(), _modules: modules };
+        for kernel in kernels {
+            let function = loaded._modules[0].function(kernel.symbol, kernel.args.bytes)?;
+            loaded.functions.insert(kernel.symbol, (function, kernel));
+            loaded.symbols.insert(function, kernel);
+        }
+        Ok(loaded)
+    }
+
+    /// The handle of a kernel.
+    pub fn function(&self, kernel: &KernelSpec) -> Result<FunctionHandle> {
+        self.functions.get(kernel.symbol).map(|&(function, _)| function).ok_or_else(|| {
+            Error::state(format!("kernel {} was not loaded", kernel.symbol))
+                .help("list it among the chain's kernels, so that its arguments are declared and checked")
+        })
+    }
+
+    /// The kernel behind a handle read back from a graph; `None` for code nobody declared.
+    pub fn kernel(&self, function: FunctionHandle) -> Option<&'static KernelSpec> {
+        self.symbols.get(&function).copied()
+    }
+}
+
+fn load_ops(device: &dyn Device, kernels: &[&'static KernelSpec]) -> Result<Arc<dyn Module>> {
+    let ops: Vec<CpuKernel> = kernels
+        .iter()
+        .map(|kernel| CpuKernel { symbol: kernel.symbol, args_bytes: kernel.args.bytes, op: kernel.cpu })
+        .collect();
+    device.load_module(ModuleImage::Ops(&ops))
+}

@@ -1,0 +1,177 @@
+//! The step ring: metadata slots to the device, result slots back, both in pinned memory.
+//!
+//! Step n uses slot n mod `slots`. The host writes a metadata slot's body, then its sequence number with release order; the
+//! device's `ingest` takes the slot whose number is next. `publish` writes a result slot's body, then its number; the host reads
+//! the number with acquire order. A slot is reused only once its result was taken, so nothing is lost. No allocation after
+//! [`StepRing::new`].
+
+use bytemuck::{Zeroable, bytes_of, cast_slice, pod_read_unaligned};
+
+use crate::arena::PinnedView;
+use crate::kernels::step::{self, BlockUpdate, ResultHeader, SequenceRecord, SlotHeader};
+
+/// Sizes of both rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingLayout {
+    /// Slots of each ring: steps that may be in flight.
+    pub slots: u32,
+    /// Sequences a slot holds.
+    pub sequence_capacity: u32,
+    /// Rows a slot holds.
+    pub row_capacity: u32,
+    /// Block-table updates a slot holds.
+    pub update_capacity: u32,
+}
+
+/// A step that was queued; redeem it once for its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+impl Ticket {
+    /// The step's number, from 1.
+    pub fn sequence(self) -> u64 {
+        self.0
+    }
+}
+
+/// State of a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TicketState {
+    /// Queued, no result yet.
+    InFlight,
+    /// The result is in its slot.
+    Published,
+    /// Taken already, or never issued.
+    Unknown,
+}
+
+/// Both rings and where they stand.
+#[derive(Debug)]
+pub(super) struct StepRing {
+    layout: RingLayout,
+    slots: PinnedView,
+    results: PinnedView,
+    submitted: u64,
+    // Per ring slot: the step whose result is still to be taken (0 if none) and the tokens it will hold.
+    owed: Vec<(u64, u32)>,
+    tokens: Vec<i32>,
+}
+
+impl StepRing {
+    pub(super) fn new(layout: RingLayout, slots: PinnedView, results: PinnedView) -> StepRing {
+        StepRing {
+            layout,
+            slots,
+            results,
+            submitted: 0,
+            owed: vec![(0, 0); layout.slots as usize],
+            tokens: vec![0; layout.row_capacity as usize],
+        }
+    }
+
+    pub(super) fn layout(&self) -> &RingLayout {
+        &self.layout
+    }
+
+    /// The ticket the next step will get, or the one that must be taken first because its slot is needed.
+    pub(super) fn next(&self) -> Result<Ticket, Ticket> {
+        let next = self.submitted + 1;
+        match self.owed[self.at(next)].0 {
+            0 => Ok(Ticket(next)),
+            owed => Err(Ticket(owed)),
+        }
+    }
+
+    /// Fills the next slot. Nothing is final until [`StepRing::commit`]: a failed launch leaves the slot to be filled again.
+    pub(super) fn fill<'a>(
+        &mut self,
+        records: impl Iterator<Item = (SequenceRecord, &'a [i32])>,
+        updates: &[BlockUpdate],
+    ) -> Ticket {
+        let sequence = self.submitted + 1;
+        let base = self.at(sequence) as u64 * self.slot_bytes();
+        // Number 0 is no step: `ingest` cannot mistake a half-written slot for the last round's.
+        self.slots.store_release(base, 0);
+        let mut header = SlotHeader { updates: updates.len() as u32, ..SlotHeader::zeroed() };
+        let mut record_at = base + size_of::<SlotHeader>() as u64;
+        let mut token_at = base + step::slot_tokens_offset(self.layout.sequence_capacity);
+        for (record, tokens) in records {
+            self.slots.write(record_at, bytes_of(&record));
+            self.slots.write(token_at, cast_slice(tokens));
+            record_at += size_of::<SequenceRecord>() as u64;
+            token_at += size_of_val(tokens) as u64;
+            header.live_sequences += 1;
+            header.live_rows += tokens.len() as u32;
+            header.kv_len_max = header.kv_len_max.max(record.kv_len);
+        }
+        let updates_at = base + step::slot_updates_offset(self.layout.sequence_capacity, self.layout.row_capacity);
+        self.slots.write(updates_at, cast_slice(updates));
+        self.slots.write(base + 8, &bytes_of(&header)[8..]);
+        self.slots.store_release(base, sequence);
+        Ticket(sequence)
+    }
+
+    /// The step of `ticket` was queued on the device and will publish `tokens` tokens.
+    pub(super) fn commit(&mut self, ticket: Ticket, tokens: u32) {
+        assert_eq!(ticket.0, self.submitted + 1, "invariant: steps are committed in the order they are filled");
+        self.submitted = ticket.0;
+        let at = self.at(ticket.0);
+        self.owed[at] = (ticket.0, tokens);
+    }
+
+    pub(super) fn state(&self, ticket: Ticket) -> TicketState {
+        let at = self.at(ticket.0);
+        if self.owed[at].0 != ticket.0 || ticket.0 == 0 {
+            return TicketState::Unknown;
+        }
+        match self.results.load_acquire(at as u64 * self.result_bytes()) == ticket.0 {
+            true => TicketState::Published,
+            false => TicketState::InFlight,
+        }
+    }
+
+    /// Copies a published result out and frees its slot.
+    pub(super) fn take(&mut self, ticket: Ticket) -> (ResultHeader, &[i32]) {
+        assert_eq!(self.state(ticket), TicketState::Published, "invariant: only published results are taken");
+        let at = self.at(ticket.0);
+        let base = at as u64 * self.result_bytes();
+        let mut bytes = [0u8; size_of::<ResultHeader>()];
+        self.results.read(base, &mut bytes);
+        let header: ResultHeader = pod_read_unaligned(&bytes);
+        let tokens = self.owed[at].1 as usize;
+        self.results.read(base + size_of::<ResultHeader>() as u64, bytemuck::cast_slice_mut(&mut self.tokens[..tokens]));
+        self.owed[at] = (0, 0);
+        (header, &self.tokens[..tokens])
+    }
+
+    /// Frees a slot without a result: the device ended without publishing, or runs nothing.
+    pub(super) fn abandon(&mut self, ticket: Ticket) {
+        let at = self.at(ticket.0);
+        self.owed[at] = (0, 0);
+    }
+
+    /// Steps queued so far.
+    pub(super) fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
+    /// Steps whose results were not taken yet, oldest first.
+    pub(super) fn in_flight(&self) -> impl Iterator<Item = Ticket> {
+        let slots = u64::from(self.layout.slots);
+        (self.submitted.saturating_sub(slots - 1)..=self.submitted)
+            .filter(|&sequence| sequence > 0 && self.owed[self.at(sequence)].0 == sequence)
+            .map(Ticket)
+    }
+
+    fn at(&self, sequence: u64) -> usize {
+        (sequence % u64::from(self.layout.slots)) as usize
+    }
+
+    fn slot_bytes(&self) -> u64 {
+        step::slot_bytes(self.layout.sequence_capacity, self.layout.row_capacity, self.layout.update_capacity)
+    }
+
+    fn result_bytes(&self) -> u64 {
+        step::result_bytes(self.layout.row_capacity)
+    }
+}
