@@ -263,6 +263,17 @@ impl Executor {
         self.stream.synchronize()
     }
 
+    /// Declares the first `kv_len` tokens of a sequence cached: another path wrote them (a transfer, a shared prefix). Its blocks
+    /// must be granted.
+    pub fn assume_cached(&mut self, sequence: SequenceId, kv_len: u32) -> Result<()> {
+        self.sequences.assume_cached(sequence, kv_len)
+    }
+
+    /// The key of an eager decode step: exactly its rows, no padding.
+    pub fn eager_key(&self, query_len: u32, sequences: u32) -> GraphKey {
+        GraphKey { query_len, sequences, ..self.key(0) }
+    }
+
     /// Counters.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
@@ -389,7 +400,7 @@ impl Executor {
             Some(_) if !self.graphs.iter().any(|graph| graph.key().query_len == query_len) => Fallback::QueryLength,
             Some(_) => Fallback::BeyondLadder,
         };
-        let key = GraphKey { query_len, sequences: batch.len() as u32, ..self.key(0) };
+        let key = self.eager_key(query_len, batch.len() as u32);
         let chain = self.chains.decode(&key);
         let ticket = self.run_eagerly(&chain, batch, rows)?;
         tracing::debug!(rows, reason = why.reason(), "decode step ran eagerly");

@@ -188,6 +188,19 @@ impl Sequences {
         Ok(())
     }
 
+    /// Declares the first `kv_len` tokens of a sequence cached by other means. Its blocks must hold them.
+    pub fn assume_cached(&mut self, id: SequenceId, kv_len: u32) -> Result<()> {
+        let block_size = self.block_size;
+        let sequence = self.open.get_mut(id).ok_or_else(unknown)?;
+        let held = sequence.blocks.len() as u64 * u64::from(block_size);
+        if kv_len < sequence.kv_len || u64::from(kv_len) > held {
+            return Err(Error::batch(format!("{kv_len} cached tokens: the sequence holds {} and its blocks {held}", sequence.kv_len))
+                .help("grant the blocks first; truncate to shorten"));
+        }
+        sequence.kv_len = kv_len;
+        Ok(())
+    }
+
     /// Table changes not yet uploaded, oldest first.
     pub fn pending(&self) -> &[BlockUpdate] {
         &self.pending
