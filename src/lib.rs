@@ -10,11 +10,19 @@
 #![deny(unsafe_code)]
 
 pub mod arena;
+pub mod capture;
 pub mod chain;
+pub mod config;
 pub mod dtype;
+pub mod engine;
 pub mod error;
+pub mod gates;
 pub mod hal;
 pub mod kernels;
+pub mod measure;
+pub mod planning;
+pub mod random;
+pub mod runtime;
 
 pub use dtype::DType;
 pub use error::{Error, Result};

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::dtype::DType;
+use crate::error::{Error, Result};
 use crate::hal::MemoryKind;
 
 /// A buffer's number in its plan; what symbolic pointers of a chain hold.
@@ -123,6 +124,30 @@ impl PlanBuilder {
         assert!(self.specs.iter().all(|other| other.name != spec.name), "buffer {} is planned twice", spec.name);
         self.specs.push(spec);
         BufferId(self.specs.len() as u32 - 1)
+    }
+
+    /// Lays the buffers out: one slab a memory kind, a guard band before the first buffer, between any two and after the last.
+    ///
+    /// Errors: a size that overflows 64 bits, named.
+    pub fn finish(self) -> Result<ArenaPlan> {
+        let mut plan = ArenaPlan::default();
+        for spec in self.specs {
+            let overflow = || {
+                Error::config(format!("buffer {} {} does not fit 64 bits", spec.name, spec.formula))
+                    .help("lower the limits its shape is made of")
+            };
+            let bytes = spec.bytes().ok_or_else(overflow)?;
+            let at = plan.slabs.iter().position(|slab| slab.memory == spec.memory).unwrap_or_else(|| {
+                plan.slabs.push(SlabPlan { memory: spec.memory, bytes: GUARD_BYTES });
+                plan.slabs.len() - 1
+            });
+            let slab = &mut plan.slabs[at];
+            let offset = slab.bytes;
+            let padded = bytes.checked_next_multiple_of(ALIGNMENT_BYTES).and_then(|bytes| bytes.checked_add(GUARD_BYTES));
+            slab.bytes = padded.and_then(|bytes| offset.checked_add(bytes)).ok_or_else(overflow)?;
+            plan.buffers.push(PlannedBuffer { spec, offset, bytes });
+        }
+        Ok(plan)
     }
 
     /// What was added so far.

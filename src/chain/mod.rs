@@ -3,6 +3,15 @@
 //! A chain is built once per graph key, lowered against an arena's addresses, and then either launched op by op (eager) or
 //! recorded. What reads and writes what follows from the argument structs' layouts.
 
+pub mod attention;
+mod family;
+mod msa;
+mod step;
+
+pub use family::{GraphKey, StepChains};
+pub use msa::MsaChains;
+pub use step::{StepBuffers, StepLayout, pointer};
+
 use bytemuck::bytes_of;
 use smallvec::SmallVec;
 

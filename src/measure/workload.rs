@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::Random;
+use crate::random::Random;
 use crate::engine::{Engine, Event, Finish, Request, RequestId, Steps};
 use crate::error::Result;
 use crate::runtime::Sampling;

@@ -1,0 +1,188 @@
+//! Slabs: the arena's allocations, from planning to sealed.
+#![expect(unsafe_code, reason = "frees its own allocations and copies inside their bounds")]
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::{ArenaPlan, BufferId, Ledger, LedgerEntry, PinnedView};
+use crate::error::{Error, Result};
+use crate::hal::{Allocation, Device, DevicePtr, MemoryKind, Stream};
+
+/// Byte of every guard band.
+const GUARD_PATTERN: u8 = 0xc5;
+
+/// State of an arena that still allocates.
+#[derive(Debug)]
+pub struct Planning;
+/// State of an arena whose addresses are final.
+#[derive(Debug)]
+pub struct Sealed;
+
+/// All persistent memory of one device and rank.
+///
+/// [`Arena::allocate`] makes the slabs, [`Arena::seal`] freezes them. Dropping it frees everything: captured graphs hold an
+/// `Arc` of their arena, so they never outlive it.
+#[derive(Debug)]
+pub struct Arena<State> {
+    slabs: Slabs,
+    plan: ArenaPlan,
+    ledger: Ledger,
+    stream: Arc<dyn Stream>,
+    state: PhantomData<State>,
+}
+
+/// The allocations, freed together; a failure half way frees what was there.
+#[derive(Debug)]
+struct Slabs {
+    device: Arc<dyn Device>,
+    allocations: Vec<Allocation>,
+}
+
+impl Slabs {
+    fn of(&self, kind: MemoryKind) -> Option<&Allocation> {
+        self.allocations.iter().find(|allocation| allocation.kind == kind)
+    }
+}
+
+impl Drop for Slabs {
+    fn drop(&mut self) {
+        if !self.allocations.is_empty()
+            && let Err(error) = self.device.synchronize()
+        {
+            tracing::error!(%error, "the device did not finish before its arena was freed");
+        }
+        for allocation in self.allocations.drain(..) {
+            // SAFETY: SEAL-1, these are this arena's own allocations; graphs that point into them hold the arena, and the
+            // device was synchronised.
+            if let Err(error) = unsafe { self.device.free(allocation) } {
+                tracing::error!(%error, "a slab was not freed");
+            }
+        }
+    }
+}
+
+impl Arena<Planning> {
+    /// Allocates every slab of `plan`, zeroes the buffers and writes the guard bands.
+    ///
+    /// Errors: out of memory (names the slab and its largest buffers); whatever was allocated is freed.
+    pub fn allocate(device: &Arc<dyn Device>, plan: ArenaPlan) -> Result<Arena<Planning>> {
+        let mut slabs = Slabs { device: device.clone(), allocations: Vec::with_capacity(plan.slabs.len()) };
+        for slab in &plan.slabs {
+            let allocation = device.allocate(slab.memory, slab.bytes).map_err(|error| describe(error, &plan, slab.memory))?;
+            slabs.allocations.push(allocation);
+        }
+        let stream = device.create_stream()?;
+        for allocation in &slabs.allocations {
+            // SAFETY: the range is the allocation that was just made.
+            unsafe { stream.fill(allocation.ptr, GUARD_PATTERN, allocation.bytes) }?;
+        }
+        let ranges = plan.buffers.iter().enumerate().map(|(at, buffer)| {
+            let slab = slabs.of(buffer.spec.memory).expect("invariant: the plan has a slab for every buffer");
+            LedgerEntry { buffer: BufferId(at as u32), ptr: slab.ptr.add(buffer.offset), bytes: buffer.bytes }
+        });
+        let ledger = Ledger::new(ranges);
+        for (at, buffer) in plan.buffers.iter().enumerate().filter(|(_, buffer)| buffer.bytes > 0) {
+            let entry = ledger.entry(BufferId(at as u32));
+            // SAFETY: the plan places every buffer inside its slab.
+            unsafe { stream.fill(entry.ptr, 0, buffer.bytes) }?;
+        }
+        stream.synchronize()?;
+        Ok(Arena { slabs, plan, ledger, stream, state: PhantomData })
+    }
+
+    /// Freezes every address. Nothing allocates or frees from here on (SEAL-1).
+    pub fn seal(self) -> Result<Arena<Sealed>> {
+        let Arena { slabs, plan, ledger, stream, .. } = self;
+        let arena = Arena { slabs, plan, ledger, stream, state: PhantomData };
+        arena.check_guards()?;
+        tracing::debug!(bytes = arena.plan.total_bytes(), buffers = arena.plan.buffers.len(), "arena sealed");
+        Ok(arena)
+    }
+}
+
+impl Arena<Sealed> {
+    /// The plan it was made from.
+    pub fn plan(&self) -> &ArenaPlan {
+        &self.plan
+    }
+
+    /// The device it lives on.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.slabs.device
+    }
+
+    /// Every range and its fingerprint.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// A buffer's address.
+    pub fn ptr(&self, buffer: BufferId) -> DevicePtr {
+        self.ledger.entry(buffer).ptr
+    }
+
+    /// Copies `bytes` into a buffer and waits. Panics if they do not fit. Not during a capture.
+    pub fn write(&self, buffer: BufferId, offset: u64, bytes: &[u8]) -> Result<()> {
+        let ptr = self.range(buffer, offset, bytes.len() as u64);
+        // SAFETY: ADDR-1, the range was just checked against the ledger.
+        unsafe { self.stream.write(ptr, bytes) }
+    }
+
+    /// Copies out of a buffer once its earlier work on this arena's own stream is done. Panics if the range does not fit. Not
+    /// during a capture; the caller has waited for steps that write it.
+    pub fn read(&self, buffer: BufferId, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let ptr = self.range(buffer, offset, bytes.len() as u64);
+        // SAFETY: ADDR-1, the range was just checked against the ledger.
+        unsafe { self.stream.read(ptr, bytes) }
+    }
+
+    /// A buffer in pinned memory, as the host sees it.
+    pub fn pinned(self: &Arc<Self>, buffer: BufferId) -> Result<PinnedView> {
+        let planned = self.plan.buffer(buffer);
+        let slab = self.slabs.of(planned.spec.memory).filter(|slab| slab.kind == MemoryKind::Pinned && slab.host != 0);
+        let Some(slab) = slab else {
+            return Err(Error::state(format!("buffer {} is not in pinned memory", planned.spec.name)));
+        };
+        Ok(PinnedView::new(self.clone(), slab.host + planned.offset, planned.bytes))
+    }
+
+    /// GUARD-1: every guard band still holds its pattern. The error names the buffers on both sides of a damaged one.
+    pub fn check_guards(&self) -> Result<()> {
+        if !self.slabs.device.info().executes {
+            return Ok(());
+        }
+        for slab in &self.slabs.allocations {
+            let mut buffers: Vec<_> = self.plan.buffers.iter().filter(|buffer| buffer.spec.memory == slab.kind).collect();
+            buffers.sort_by_key(|buffer| buffer.offset);
+            let (mut from, mut before) = (0, "the start of the slab");
+            for next in buffers.iter().map(Some).chain([None]) {
+                let (to, after) = next.map_or((slab.bytes, "the end of the slab"), |next| (next.offset, next.spec.name.as_str()));
+                let mut band = vec![0; (to - from) as usize];
+                // SAFETY: the band lies inside the slab: the plan's offsets do.
+                unsafe { self.stream.read(slab.ptr.add(from), &mut band) }?;
+                if let Some(at) = band.iter().position(|&byte| byte != GUARD_PATTERN) {
+                    return Err(Error::invariant("GUARD-1", format!("the guard band between {before} and {after} is damaged, {at} bytes in"))
+                        .help(format!("a kernel writes past the end of {before} or before the start of {after}")));
+                }
+                if let Some(next) = next {
+                    (from, before) = (next.offset + next.bytes, &next.spec.name);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn range(&self, buffer: BufferId, offset: u64, bytes: u64) -> DevicePtr {
+        let entry = self.ledger.entry(buffer);
+        let name = &self.plan.buffer(buffer).spec.name;
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= entry.bytes), "{bytes} bytes at {offset} do not fit buffer {name}");
+        entry.ptr.add(offset)
+    }
+}
+
+fn describe(error: Error, plan: &ArenaPlan, kind: MemoryKind) -> Error {
+    let mut buffers: Vec<_> = plan.buffers.iter().filter(|buffer| buffer.spec.memory == kind).collect();
+    buffers.sort_by_key(|buffer| std::cmp::Reverse(buffer.bytes));
+    let largest: Vec<String> = buffers.iter().take(3).map(|buffer| format!("{} {} {} bytes", buffer.spec.name, buffer.spec.formula, buffer.bytes)).collect();
+    error.at(|| format!("allocating the {kind:?} slab")).help(format!("the largest buffers are {}; lower the limits they are made of", largest.join(", ")))
+}
