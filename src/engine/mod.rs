@@ -147,12 +147,12 @@ impl<S: Steps> Engine<S> {
         let prefills = self.plan_prefill(&decodes);
         let mut sampled = Vec::with_capacity(decodes.len() + prefills.len());
         if !decodes.is_empty() {
-            let steps: Vec<_> = decodes.iter().map(|&id| self.sequence_step(id, 1)).collect();
+            let steps: Vec<_> = decodes.iter().map(|&id| sequence_step(&self.requests, id, 1)).collect();
             let tokens = self.steps.decode(&steps)?;
             sampled.extend(decodes.iter().copied().zip(tokens.iter().copied()));
         }
         if !prefills.is_empty() {
-            let steps: Vec<_> = prefills.iter().map(|&(id, count)| self.sequence_step(id, count)).collect();
+            let steps: Vec<_> = prefills.iter().map(|&(id, count)| sequence_step(&self.requests, id, count)).collect();
             let tokens = self.steps.prefill(&steps)?;
             sampled.extend(prefills.iter().map(|&(id, _)| id).zip(tokens.iter().copied()));
         }
@@ -243,16 +243,6 @@ impl<S: Steps> Engine<S> {
         prefills
     }
 
-    fn sequence_step(&self, id: RequestId, count: usize) -> SequenceStep<'_> {
-        let live = &self.requests[id];
-        SequenceStep {
-            sequence: live.sequence.expect("invariant: running requests have a sequence"),
-            tokens: &live.tokens[live.cached..live.cached + count],
-            kv_len: (live.cached + count) as u32,
-            sampling: live.request.sampling,
-        }
-    }
-
     /// Takes a sampled token, if the request's tokens are all cached: a chunk in the middle of a prompt samples nothing of use.
     fn deliver(&mut self, id: RequestId, token: i32, summary: &mut StepSummary) -> Result<()> {
         let live = &mut self.requests[id];
@@ -325,5 +315,15 @@ impl<S: Steps> Engine<S> {
             self.steps.close(sequence, &mut |block| pool.give(block))?;
         }
         Ok(())
+    }
+}
+
+fn sequence_step(requests: &SlotMap<RequestId, Live>, id: RequestId, count: usize) -> SequenceStep<'_> {
+    let live = &requests[id];
+    SequenceStep {
+        sequence: live.sequence.expect("invariant: running requests have a sequence"),
+        tokens: &live.tokens[live.cached..live.cached + count],
+        kv_len: (live.cached + count) as u32,
+        sampling: live.request.sampling,
     }
 }

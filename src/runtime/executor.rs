@@ -252,7 +252,7 @@ impl Executor {
 
     /// Waits for everything queued and forgets results nobody took.
     pub fn drain(&mut self) -> Result<()> {
-        while let Some(ticket) = self.ring.in_flight().next() {
+        while let Some(ticket) = self.ring.oldest() {
             if !self.arena.device().info().executes {
                 self.ring.abandon(ticket);
                 continue;

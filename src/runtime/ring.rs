@@ -155,12 +155,9 @@ impl StepRing {
         self.submitted
     }
 
-    /// Steps whose results were not taken yet, oldest first.
-    pub(super) fn in_flight(&self) -> impl Iterator<Item = Ticket> {
-        let slots = u64::from(self.layout.slots);
-        (self.submitted.saturating_sub(slots - 1)..=self.submitted)
-            .filter(|&sequence| sequence > 0 && self.owed[self.at(sequence)].0 == sequence)
-            .map(Ticket)
+    /// The oldest step whose result was not taken yet.
+    pub(super) fn oldest(&self) -> Option<Ticket> {
+        self.owed.iter().map(|&(sequence, _)| sequence).filter(|&sequence| sequence > 0).min().map(Ticket)
     }
 
     fn at(&self, sequence: u64) -> usize {
