@@ -82,12 +82,20 @@ impl fmt::Display for Refusal {
             Refusal::Topk { topk } => write!(f, "{topk} blocks are selected, the contract selects 16"),
             Refusal::BlockSize { block_size } => write!(f, "a block has {block_size} tokens, the contract has 128"),
             Refusal::IndexDim { index_dim } => write!(f, "an index head has {index_dim} channels, the contract has 128"),
-            Refusal::Context { blocks } => write!(f, "max_model_len is {blocks} blocks, the contract covers {CONTRACT_BLOCKS_MAX}"),
-            Refusal::ScorePairs { pairs } => write!(f, "{pairs} (query token, index head) pairs a sequence, a score tile carries {SCORE_PAIRS_MAX}"),
+            Refusal::Context { blocks } => {
+                write!(f, "max_model_len is {blocks} blocks, the contract covers {CONTRACT_BLOCKS_MAX}")
+            }
+            Refusal::ScorePairs { pairs } => {
+                write!(f, "{pairs} (query token, index head) pairs a sequence, a score tile carries {SCORE_PAIRS_MAX}")
+            }
             Refusal::OneRank => f.write_str("there is one rank"),
             Refusal::HeadsOverRanks { heads, world } => write!(f, "{heads} index heads do not divide over {world} ranks"),
-            Refusal::Candidates { candidates } => write!(f, "{candidates} candidates a row and head, one wave merges {CANDIDATES_MAX}"),
-            Refusal::HeadsNotPaired { owned, kv_heads } => write!(f, "a rank owns {owned} index heads and holds {kv_heads} KV heads, they must pair up"),
+            Refusal::Candidates { candidates } => {
+                write!(f, "{candidates} candidates a row and head, one wave merges {CANDIDATES_MAX}")
+            }
+            Refusal::HeadsNotPaired { owned, kv_heads } => {
+                write!(f, "a rank owns {owned} index heads and holds {kv_heads} KV heads, they must pair up")
+            }
         }
     }
 }

@@ -161,8 +161,11 @@ impl Arena<Sealed> {
                 // SAFETY: the band lies inside the slab: the plan's offsets do.
                 unsafe { self.stream.read(slab.ptr.add(from), &mut band) }?;
                 if let Some(at) = band.iter().position(|&byte| byte != GUARD_PATTERN) {
-                    return Err(Error::invariant("GUARD-1", format!("the guard band between {before} and {after} is damaged, {at} bytes in"))
-                        .help(format!("a kernel writes past the end of {before} or before the start of {after}")));
+                    return Err(Error::invariant(
+                        "GUARD-1",
+                        format!("the guard band between {before} and {after} is damaged, {at} bytes in"),
+                    )
+                    .help(format!("a kernel writes past the end of {before} or before the start of {after}")));
                 }
                 if let Some(next) = next {
                     (from, before) = (next.offset + next.bytes, &next.spec.name);
@@ -175,7 +178,10 @@ impl Arena<Sealed> {
     fn range(&self, buffer: BufferId, offset: u64, bytes: u64) -> DevicePtr {
         let entry = self.ledger.entry(buffer);
         let name = &self.plan.buffer(buffer).spec.name;
-        assert!(offset.checked_add(bytes).is_some_and(|end| end <= entry.bytes), "{bytes} bytes at {offset} do not fit buffer {name}");
+        assert!(
+            offset.checked_add(bytes).is_some_and(|end| end <= entry.bytes),
+            "{bytes} bytes at {offset} do not fit buffer {name}"
+        );
         entry.ptr.add(offset)
     }
 }
@@ -183,6 +189,12 @@ impl Arena<Sealed> {
 fn describe(error: Error, plan: &ArenaPlan, kind: MemoryKind) -> Error {
     let mut buffers: Vec<_> = plan.buffers.iter().filter(|buffer| buffer.spec.memory == kind).collect();
     buffers.sort_by_key(|buffer| std::cmp::Reverse(buffer.bytes));
-    let largest: Vec<String> = buffers.iter().take(3).map(|buffer| format!("{} {} {} bytes", buffer.spec.name, buffer.spec.formula, buffer.bytes)).collect();
-    error.at(|| format!("allocating the {kind:?} slab")).help(format!("the largest buffers are {}; lower the limits they are made of", largest.join(", ")))
+    let largest: Vec<String> = buffers
+        .iter()
+        .take(3)
+        .map(|buffer| format!("{} {} {} bytes", buffer.spec.name, buffer.spec.formula, buffer.bytes))
+        .collect();
+    error
+        .at(|| format!("allocating the {kind:?} slab"))
+        .help(format!("the largest buffers are {}; lower the limits they are made of", largest.join(", ")))
 }

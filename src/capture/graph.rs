@@ -25,7 +25,13 @@ pub struct CapturedGraph {
 impl CapturedGraph {
     /// Records `chain` on `stream`, checks that the driver's nodes are the lowered chain (CAP-1, CAP-2, ADDR-4), instantiates
     /// and uploads it.
-    pub fn capture(key: GraphKey, chain: Chain, arena: &Arc<Arena<Sealed>>, modules: &Arc<Modules>, stream: &dyn Stream) -> Result<CapturedGraph> {
+    pub fn capture(
+        key: GraphKey,
+        chain: Chain,
+        arena: &Arc<Arena<Sealed>>,
+        modules: &Arc<Modules>,
+        stream: &dyn Stream,
+    ) -> Result<CapturedGraph> {
         let launches = super::lower(&chain, arena, modules)?;
         let graph = record(&**arena.device(), stream, &chain, &launches)?;
         check_nodes(&*graph, &chain, &launches)?;
@@ -50,8 +56,11 @@ impl CapturedGraph {
         if now == self.fingerprint {
             return Ok(());
         }
-        Err(Error::invariant("ADDR-2", format!("graph {} was recorded against other buffers (ledger {:016x}, now {now:016x})", self.key, self.fingerprint))
-            .help("a buffer moved or was freed after capture: capture again, and find who touched the sealed arena"))
+        Err(Error::invariant(
+            "ADDR-2",
+            format!("graph {} was recorded against other buffers (ledger {:016x}, now {now:016x})", self.key, self.fingerprint),
+        )
+        .help("a buffer moved or was freed after capture: capture again, and find who touched the sealed arena"))
     }
 
     /// Reads every node back from the driver and compares it with what was recorded (CAP-2, ADDR-4).
@@ -98,7 +107,9 @@ impl fmt::Debug for CapturedGraph {
 
 /// CAP-1: kernels only; CAP-2 and ADDR-4: the driver's nodes are the lowered chain, byte for byte, in the chain's order.
 fn check_nodes(graph: &dyn Graph, chain: &Chain, launches: &[Launch]) -> Result<()> {
-    let broken = |id, message: String| Error::invariant(id, message).help("do not replay this graph; report the device and driver version");
+    let broken = |id, message: String| {
+        Error::invariant(id, message).help("do not replay this graph; report the device and driver version")
+    };
     let count = graph.node_count()?;
     // Joining branches may add empty nodes; kernels must match one to one.
     let mut kernels = Vec::with_capacity(launches.len());
@@ -111,17 +122,27 @@ fn check_nodes(graph: &dyn Graph, chain: &Chain, launches: &[Launch]) -> Result<
         }
     }
     if kernels.len() != launches.len() {
-        return Err(broken("CAP-2", format!("{}: {} kernels were launched, the graph holds {}", chain.name, launches.len(), kernels.len())));
+        return Err(broken(
+            "CAP-2",
+            format!("{}: {} kernels were launched, the graph holds {}", chain.name, launches.len(), kernels.len()),
+        ));
     }
     for ((op, launch), (_, node)) in chain.ops.iter().zip(launches).zip(&kernels) {
         if node.symbol != op.kernel.symbol || node.function != launch.function {
-            return Err(broken("CAP-2", format!("{}: expected kernel {}, the graph holds {}", op.label, op.kernel.symbol, node.symbol)));
+            return Err(broken(
+                "CAP-2",
+                format!("{}: expected kernel {}, the graph holds {}", op.label, op.kernel.symbol, node.symbol),
+            ));
         }
         if node.shape != launch.shape {
-            return Err(broken("CAP-2", format!("{}: launched with {:?}, the graph holds {:?}", op.label, launch.shape, node.shape)));
+            return Err(broken(
+                "CAP-2",
+                format!("{}: launched with {:?}, the graph holds {:?}", op.label, launch.shape, node.shape),
+            ));
         }
         if node.args != launch.args.as_slice() {
-            let field = op.kernel.args.fields.iter().rev().find(|field| field.offset <= first_difference(&node.args, &launch.args));
+            let field =
+                op.kernel.args.fields.iter().rev().find(|field| field.offset <= first_difference(&node.args, &launch.args));
             let name = field.map_or("arguments", |field| field.name);
             return Err(broken("ADDR-4", format!("{}.{name}: the graph does not hold the recorded value", op.label)));
         }
@@ -130,7 +151,10 @@ fn check_nodes(graph: &dyn Graph, chain: &Chain, launches: &[Launch]) -> Result<
         let edges = graph.edges()?;
         let expected = (1..count as u32).map(|after| (NodeId(after - 1), NodeId(after)));
         if !edges.iter().copied().eq(expected) {
-            return Err(broken("CAP-2", format!("{}: the chain is straight, the graph's {} edges are not a line", chain.name, edges.len())));
+            return Err(broken(
+                "CAP-2",
+                format!("{}: the chain is straight, the graph's {} edges are not a line", chain.name, edges.len()),
+            ));
         }
     }
     Ok(())

@@ -20,7 +20,8 @@ impl Ladder {
     /// Errors: no size is left, a user's size past `max_num_batched_tokens`.
     pub fn new(limits: &Limits) -> Result<Ladder> {
         let query_len = 1 + limits.num_speculative_tokens;
-        let default_max = (limits.max_num_seqs.saturating_mul(query_len).saturating_mul(2)).min(DEFAULT_MAX).min(limits.max_num_batched_tokens);
+        let default_max =
+            (limits.max_num_seqs.saturating_mul(query_len).saturating_mul(2)).min(DEFAULT_MAX).min(limits.max_num_batched_tokens);
         let (listed, max) = match &limits.capture {
             CaptureSizes::List(sizes) => {
                 if let Some(size) = sizes.iter().find(|&&size| size == 0 || size > limits.max_num_batched_tokens) {
@@ -35,8 +36,7 @@ impl Ladder {
             CaptureSizes::Max(max) => (default_sizes(*max), *max),
             CaptureSizes::Default => (default_sizes(default_max), default_max),
         };
-        let mut all: Vec<u32> =
-            listed.iter().map(|size| size.next_multiple_of(query_len)).filter(|&size| size <= max.max(query_len)).collect();
+        let mut all: Vec<u32> = listed.iter().map(|size| size.next_multiple_of(query_len)).filter(|&size| size <= max).collect();
         all.sort_unstable();
         all.dedup();
         if all.is_empty() && max >= query_len {
@@ -45,8 +45,10 @@ impl Ladder {
         let decode_max = limits.max_num_seqs.saturating_mul(query_len);
         let decode = all.iter().take_while(|&&size| size <= decode_max).count();
         if decode == 0 {
-            return Err(Error::config(format!("no capture size fits: a step of one sequence has {query_len} rows, the largest size is {max}"))
-                .help(format!("raise the capture sizes or max_num_batched_tokens to {query_len} at least")));
+            return Err(Error::config(format!(
+                "no capture size fits: a step of one sequence has {query_len} rows, the largest size is {max}"
+            ))
+            .help(format!("raise the capture sizes or max_num_batched_tokens to {query_len} at least")));
         }
         Ok(Ladder { all, decode })
     }

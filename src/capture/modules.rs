@@ -57,9 +57,7 @@ impl Modules {
 }
 
 fn load_ops(device: &dyn Device, kernels: &[&'static KernelSpec]) -> Result<Arc<dyn Module>> {
-    let ops: Vec<CpuKernel> = kernels
-        .iter()
-        .map(|kernel| CpuKernel { symbol: kernel.symbol, args_bytes: kernel.args.bytes, op: kernel.cpu })
-        .collect();
+    let ops: Vec<CpuKernel> =
+        kernels.iter().map(|kernel| CpuKernel { symbol: kernel.symbol, args_bytes: kernel.args.bytes, op: kernel.cpu }).collect();
     device.load_module(ModuleImage::Ops(&ops))
 }

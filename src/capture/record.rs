@@ -16,7 +16,8 @@ pub fn launch_all(stream: &dyn Stream, chain: &Chain, launches: &[Launch]) -> Re
     for (op, launch) in chain.ops.iter().zip(launches) {
         // SAFETY: ADDR-1, lowering placed every pointer inside a live buffer of the arena the caller holds; RACE-1, one
         // stream runs them in order.
-        unsafe { stream.launch(launch.function, &launch.shape, &launch.args) }.map_err(|error| error.at(|| format!("eager op={}", op.label)))?;
+        unsafe { stream.launch(launch.function, &launch.shape, &launch.args) }
+            .map_err(|error| error.at(|| format!("eager op={}", op.label)))?;
     }
     Ok(())
 }

@@ -5,7 +5,9 @@ use crate::arena::{Arena, Sealed};
 use crate::config::{Limits, ModelShape};
 use crate::error::Result;
 use crate::gates::{Indexer, indexer};
-use crate::kernels::msa::{AttendDenseArgs, AttendSparseArgs, NormRopeInsertArgs, ScoreDecodeArgs, ScorePrefillArgs, TopkEmitArgs};
+use crate::kernels::msa::{
+    AttendDenseArgs, AttendSparseArgs, NormRopeInsertArgs, ScoreDecodeArgs, ScorePrefillArgs, TopkEmitArgs,
+};
 use crate::kernels::{Ptr, registry};
 use crate::planning::{AttentionBuffers, AttentionDims, LayerBuffers};
 
@@ -69,7 +71,9 @@ impl AttentionChain<'_> {
         self.norm_rope_insert(chain, layer, buffers, metadata.rows());
         if buffers.sparse {
             match metadata {
-                Metadata::Decode { sequences, query_len, kv_len_max } => self.score_decode(chain, layer, buffers, sequences, query_len, kv_len_max),
+                Metadata::Decode { sequences, query_len, kv_len_max } => {
+                    self.score_decode(chain, layer, buffers, sequences, query_len, kv_len_max)
+                }
                 Metadata::Prefill { rows } => self.score_prefill(chain, layer, buffers, rows),
             }
             self.topk_emit(chain, layer, metadata.rows());
@@ -132,10 +136,18 @@ impl AttentionChain<'_> {
             index_dtype: self.limits.index_dtype.code(),
             eps: self.shape.eps,
         };
-        chain.push(format!("layer{layer}.norm_rope_insert"), Some(layer), &registry::NORM_ROPE_INSERT, [rows, 1, 1], 256, 0, &args);
+        chain.push(format!("layer{layer}.norm_rope_insert"), Some(layer), &registry::NORM_ROPE_INSERT, [rows, 1, 1], &args);
     }
 
-    fn score_decode(&self, chain: &mut Chain, layer: u32, buffers: &LayerBuffers, sequences: u32, query_len: u32, kv_len_max: u32) {
+    fn score_decode(
+        &self,
+        chain: &mut Chain,
+        layer: u32,
+        buffers: &LayerBuffers,
+        sequences: u32,
+        query_len: u32,
+        kv_len_max: u32,
+    ) {
         let blocks = kv_len_max.div_ceil(self.dims.block_size);
         let chunks = (SCORE_WORKGROUPS.div_ceil(sequences)).min(blocks.div_ceil(SCORE_BLOCKS)).max(1);
         let args = ScoreDecodeArgs {
@@ -166,7 +178,7 @@ impl AttentionChain<'_> {
             Indexer::Contract => &registry::SCORE_DECODE_M3,
             Indexer::General(_) => &registry::SCORE_DECODE,
         };
-        chain.push(format!("layer{layer}.score"), Some(layer), kernel, [chunks, sequences, 1], 256, 0, &args);
+        chain.push(format!("layer{layer}.score"), Some(layer), kernel, [chunks, sequences, 1], &args);
     }
 
     fn score_prefill(&self, chain: &mut Chain, layer: u32, buffers: &LayerBuffers, rows: u32) {
@@ -197,7 +209,7 @@ impl AttentionChain<'_> {
             index_dtype: self.limits.index_dtype.code(),
             reserved: 0,
         };
-        chain.push(format!("layer{layer}.score"), Some(layer), &registry::SCORE_PREFILL, [chunks, tiles, 1], 256, 0, &args);
+        chain.push(format!("layer{layer}.score"), Some(layer), &registry::SCORE_PREFILL, [chunks, tiles, 1], &args);
     }
 
     fn topk_emit(&self, chain: &mut Chain, layer: u32, rows: u32) {
@@ -223,7 +235,7 @@ impl AttentionChain<'_> {
             reserved: 0,
         };
         let grid = [rows, self.dims.index_heads, 1];
-        chain.push(format!("layer{layer}.topk_emit"), Some(layer), &registry::TOPK_EMIT, grid, 256, 0, &args);
+        chain.push(format!("layer{layer}.topk_emit"), Some(layer), &registry::TOPK_EMIT, grid, &args);
     }
 
     fn attend_sparse(&self, chain: &mut Chain, layer: u32, buffers: &LayerBuffers, rows: u32) {
@@ -247,7 +259,7 @@ impl AttentionChain<'_> {
             reserved: 0,
         };
         let grid = [rows, self.dims.kv_heads, 1];
-        chain.push(format!("layer{layer}.attend"), Some(layer), &registry::ATTEND_SPARSE, grid, 256, 0, &args);
+        chain.push(format!("layer{layer}.attend"), Some(layer), &registry::ATTEND_SPARSE, grid, &args);
     }
 
     fn attend_dense(&self, chain: &mut Chain, layer: u32, buffers: &LayerBuffers, rows: u32) {
@@ -270,7 +282,7 @@ impl AttentionChain<'_> {
             scale: self.softmax_scale(),
         };
         let grid = [rows, self.dims.kv_heads, 1];
-        chain.push(format!("layer{layer}.attend"), Some(layer), &registry::ATTEND_DENSE, grid, 256, 0, &args);
+        chain.push(format!("layer{layer}.attend"), Some(layer), &registry::ATTEND_DENSE, grid, &args);
     }
 
     fn softmax_scale(&self) -> f32 {

@@ -18,6 +18,9 @@ use smallvec::SmallVec;
 use crate::hal::LaunchShape;
 use crate::kernels::{KernelArgs, KernelSpec};
 
+/// Lanes of a workgroup, unless an op says otherwise: four waves of 64, eight of 32.
+pub const WORKGROUP: u32 = 256;
+
 /// One launch of a kernel.
 #[derive(Clone, Debug)]
 pub struct Op {
@@ -59,21 +62,32 @@ impl Chain {
         Chain { name: name.into(), ops: Vec::new(), order: Order::Straight }
     }
 
-    /// Appends a launch. Panics if `A` is not the kernel's argument struct or a dimension is zero: that is a bug of the chain.
+    /// Appends a launch of `grid` workgroups of [`WORKGROUP`] lanes without dynamic LDS. Panics if `A` is not the kernel's argument
+    /// struct or a dimension is zero: that is a bug of the chain.
     pub fn push<A: KernelArgs>(
         &mut self,
         label: impl Into<String>,
         layer: Option<u32>,
         kernel: &'static KernelSpec,
         grid: [u32; 3],
-        workgroup: u32,
-        lds_bytes: u32,
+        args: &A,
+    ) {
+        self.push_shaped(label, layer, kernel, LaunchShape { grid, workgroup: [WORKGROUP, 1, 1], lds_bytes: 0 }, args);
+    }
+
+    /// Appends a launch of any shape.
+    pub fn push_shaped<A: KernelArgs>(
+        &mut self,
+        label: impl Into<String>,
+        layer: Option<u32>,
+        kernel: &'static KernelSpec,
+        shape: LaunchShape,
         args: &A,
     ) {
         let label = label.into();
         assert_eq!(kernel.args.name, A::LAYOUT.name, "{label}: {} does not take these arguments", kernel.symbol);
-        assert!(grid.iter().all(|&dim| dim > 0) && workgroup > 0, "{label}: empty launch {grid:?}");
-        let shape = LaunchShape { grid, workgroup: [workgroup, 1, 1], lds_bytes };
+        let dims = shape.grid.iter().chain(&shape.workgroup);
+        assert!(dims.clone().all(|&dim| dim > 0), "{label}: empty launch {shape:?}");
         self.ops.push(Op { label, layer, kernel, shape, args: SmallVec::from_slice(bytes_of(args)) });
     }
 }

@@ -57,7 +57,7 @@ impl MsaChains {
             vocab: self.plan.vocab,
             table_dtype: DType::Bf16.code(),
         };
-        chain.push("embed", None, &registry::EMBED, [rows, 1, 1], 256, 0, &args);
+        chain.push("embed", None, &registry::EMBED, [rows, 1, 1], &args);
     }
 
     fn layers(&self, chain: &mut Chain, metadata: Metadata) {
@@ -84,7 +84,7 @@ impl MsaChains {
             slots: self.plan.layout.slots,
             indexed: u32::from(rows_index.is_some()),
         };
-        chain.push("sample", None, &registry::SAMPLE, [rows, 1, 1], 256, 0, &args);
+        chain.push("sample", None, &registry::SAMPLE, [rows, 1, 1], &args);
     }
 
     /// Gathers the output of each sequence's last row.
@@ -95,7 +95,7 @@ impl MsaChains {
             sequences,
             reserved: 0,
         };
-        chain.push("select_last", None, &registry::SELECT_LAST, [1, 1, 1], 256, 0, &select);
+        chain.push("select_last", None, &registry::SELECT_LAST, [1, 1, 1], &select);
         let gather = EmbedArgs {
             tokens: pointer(self.plan.last_row),
             row_len: pointer(self.plan.step.seq_len),
@@ -106,7 +106,7 @@ impl MsaChains {
             vocab: rows,
             table_dtype: DType::F32.code(),
         };
-        chain.push("gather_last", None, &registry::EMBED, [sequences, 1, 1], 256, 0, &gather);
+        chain.push("gather_last", None, &registry::EMBED, [sequences, 1, 1], &gather);
     }
 }
 

@@ -87,7 +87,15 @@ impl StepBuffers {
         let (i32, u8) = (DType::I32, DType::U8);
         let (seqs, rows) = ("[sequence_capacity]", "[row_capacity]");
         StepBuffers {
-            ring: add("ring", u8, &[ring_slots, slot as u32], "[ring_slots, slot_bytes]", pinned, rings, "metadata of each step, host to device"),
+            ring: add(
+                "ring",
+                u8,
+                &[ring_slots, slot as u32],
+                "[ring_slots, slot_bytes]",
+                pinned,
+                rings,
+                "metadata of each step, host to device",
+            ),
             results: add(
                 "results",
                 u8,
@@ -100,14 +108,38 @@ impl StepBuffers {
             state: add("state", u8, &[64], "[64]", device, metadata, "step counter and first error, advanced on the device"),
             seq_slot: add("seq_slot", i32, &[sequence_capacity], seqs, device, metadata, "block-table row of each sequence"),
             seq_len: add("seq_len", i32, &[sequence_capacity], seqs, device, metadata, "KV length of each sequence, 0 for pads"),
-            cu_seqlens: add("cu_seqlens", i32, &[sequence_capacity + 1], "[sequence_capacity + 1]", device, metadata, "prefix sums of query lengths"),
-            records: add("records", u8, &[sequence_capacity, 48], "[sequence_capacity, 48]", device, metadata, "sampling parameters of each sequence"),
+            cu_seqlens: add(
+                "cu_seqlens",
+                i32,
+                &[sequence_capacity + 1],
+                "[sequence_capacity + 1]",
+                device,
+                metadata,
+                "prefix sums of query lengths",
+            ),
+            records: add(
+                "records",
+                u8,
+                &[sequence_capacity, 48],
+                "[sequence_capacity, 48]",
+                device,
+                metadata,
+                "sampling parameters of each sequence",
+            ),
             row_seq: add("row_seq", i32, &[row_capacity], rows, device, metadata, "sequence of each row"),
             row_slot: add("row_slot", i32, &[row_capacity], rows, device, metadata, "block-table row of each row"),
             row_len: add("row_len", i32, &[row_capacity], rows, device, metadata, "causal length of each row, 0 for pads"),
             tokens: add("tokens", i32, &[row_capacity], rows, device, metadata, "token of each row"),
             sampled: add("sampled", i32, &[row_capacity], rows, device, metadata, "sampled token of each row"),
-            last_token: add("last_token", i32, &[slots], "[max_num_seqs]", device, metadata, "last sampled token of each open sequence, fed to the next step"),
+            last_token: add(
+                "last_token",
+                i32,
+                &[slots],
+                "[max_num_seqs]",
+                device,
+                metadata,
+                "last sampled token of each open sequence, fed to the next step",
+            ),
             block_table: add(
                 "block_table",
                 i32,
@@ -148,7 +180,7 @@ impl StepBuffers {
             cache_blocks: layout.cache_blocks,
             poll_limit: POLL_LIMIT,
         };
-        chain.push("ingest", None, &registry::INGEST, [1, 1, 1], 256, 0, &args);
+        chain.push("ingest", None, &registry::INGEST, [1, 1, 1], &args);
     }
 
     /// Appends `publish` of the first `rows` sampled tokens.
@@ -162,7 +194,7 @@ impl StepBuffers {
             result_bytes: result_bytes(layout.row_capacity) as u32,
             reserved: 0,
         };
-        chain.push("publish", None, &registry::PUBLISH, [1, 1, 1], 256, 0, &args);
+        chain.push("publish", None, &registry::PUBLISH, [1, 1, 1], &args);
     }
 }
 

@@ -91,7 +91,9 @@ impl Limits {
         in_range("world", self.world, 1, 8)?;
         in_range("ring_slots", self.ring_slots, 1, 64)?;
         if self.rank >= self.world {
-            return Err(Error::config(format!("rank = {}: expected below world = {}", self.rank, self.world)).help("ranks count from 0"));
+            return Err(
+                Error::config(format!("rank = {}: expected below world = {}", self.rank, self.world)).help("ranks count from 0")
+            );
         }
         for (key, dtype) in [("kv_dtype", self.kv_dtype), ("index_dtype", self.index_dtype)] {
             if !matches!(dtype, DType::F32 | DType::Bf16 | DType::F8E4M3) {
@@ -111,7 +113,8 @@ impl Limits {
     pub fn from_toml(path: &Path) -> Result<Limits> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::input(format!("{}: {error}", path.display())))?;
         toml::from_str(&text).map_err(|error| {
-            Error::config(format!("{}: {}", path.display(), error.message())).help("the keys are the fields of Limits, see `capstan plan --help`")
+            Error::config(format!("{}: {}", path.display(), error.message()))
+                .help("the keys are the fields of Limits, see `capstan plan --help`")
         })
     }
 }

@@ -74,14 +74,17 @@ impl ModelShape {
     pub fn read(path: &Path) -> Result<ModelShape> {
         let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
         let text = std::fs::read_to_string(&file).map_err(|error| {
-            Error::input(format!("{}: {error}", file.display())).help("pass a model directory with a config.json, or a .json or .toml file")
+            Error::input(format!("{}: {error}", file.display()))
+                .help("pass a model directory with a config.json, or a .json or .toml file")
         })?;
         let shape = if file.extension().is_some_and(|ext| ext == "toml") {
             toml::from_str(&text).map_err(|error| Error::config(format!("{}: {}", file.display(), error.message())))?
         } else {
             Reader::new(&file, &text)?.shape()?
         };
-        shape.validate().map_err(|error| Error::config(format!("{}: {}", file.display(), error.message())).help(error.help_line().unwrap_or("").to_string()))?;
+        shape.validate().map_err(|error| {
+            Error::config(format!("{}: {}", file.display(), error.message())).help(error.help_line().unwrap_or("").to_string())
+        })?;
         Ok(shape)
     }
 
@@ -172,33 +175,59 @@ impl ModelShape {
             );
         }
         if self.q_heads % self.kv_heads != 0 {
-            return fail(format!("{} query heads do not divide over {} KV heads", self.q_heads, self.kv_heads), "query heads are a multiple of KV heads");
+            return fail(
+                format!("{} query heads do not divide over {} KV heads", self.q_heads, self.kv_heads),
+                "query heads are a multiple of KV heads",
+            );
         }
         if self.rotary_dim > self.head_dim || self.rotary_dim % 2 != 0 {
-            return fail(format!("rotary_dim = {} in heads of {}", self.rotary_dim, self.head_dim), "expected an even number up to head_dim");
+            return fail(
+                format!("rotary_dim = {} in heads of {}", self.rotary_dim, self.head_dim),
+                "expected an even number up to head_dim",
+            );
         }
         if self.head_dim % 16 != 0 {
-            return fail(format!("head_dim = {}: pages hold channels in groups of 16 bytes", self.head_dim), "expected a multiple of 16");
+            return fail(
+                format!("head_dim = {}: pages hold channels in groups of 16 bytes", self.head_dim),
+                "expected a multiple of 16",
+            );
         }
         if !self.block_size.is_multiple_of(16) || self.block_size == 0 || self.block_size > 4096 {
-            return fail(format!("block_size = {}: a block is whole pages of 16 tokens", self.block_size), "expected a multiple of 16 up to 4096");
+            return fail(
+                format!("block_size = {}: a block is whole pages of 16 tokens", self.block_size),
+                "expected a multiple of 16 up to 4096",
+            );
         }
         if self.sparse_attention.contains(&true) {
             if self.index_heads == 0 || self.index_dim == 0 || self.topk_blocks == 0 {
                 return fail(
-                    format!("sparse layers with {} index heads of {} channels, top {}", self.index_heads, self.index_dim, self.topk_blocks),
+                    format!(
+                        "sparse layers with {} index heads of {} channels, top {}",
+                        self.index_heads, self.index_dim, self.topk_blocks
+                    ),
                     "all three must be at least 1",
                 );
             }
             if self.kv_heads % self.index_heads != 0 {
-                return fail(format!("{} KV heads over {} index heads", self.kv_heads, self.index_heads), "KV heads are a multiple of index heads");
+                return fail(
+                    format!("{} KV heads over {} index heads", self.kv_heads, self.index_heads),
+                    "KV heads are a multiple of index heads",
+                );
             }
             if self.rotary_dim > self.index_dim {
-                return fail(format!("rotary_dim = {} in index heads of {}", self.rotary_dim, self.index_dim), "expected at most index_dim");
+                return fail(
+                    format!("rotary_dim = {} in index heads of {}", self.rotary_dim, self.index_dim),
+                    "expected at most index_dim",
+                );
             }
         }
-        if self.moe.contains(&true) && (self.experts == 0 || self.experts_per_token == 0 || self.experts_per_token > self.experts || self.experts > 1024) {
-            return fail(format!("{} of {} experts a token", self.experts_per_token, self.experts), "expected 1 <= experts a token <= experts <= 1024");
+        if self.moe.contains(&true)
+            && (self.experts == 0 || self.experts_per_token == 0 || self.experts_per_token > self.experts || self.experts > 1024)
+        {
+            return fail(
+                format!("{} of {} experts a token", self.experts_per_token, self.experts),
+                "expected 1 <= experts a token <= experts <= 1024",
+            );
         }
         Ok(())
     }
@@ -212,7 +241,8 @@ struct Reader {
 
 impl Reader {
     fn new(file: &Path, text: &str) -> Result<Reader> {
-        let value: Value = serde_json::from_str(text).map_err(|error| Error::input(format!("{}: {error}", file.display())).help("this is no JSON"))?;
+        let value: Value = serde_json::from_str(text)
+            .map_err(|error| Error::input(format!("{}: {error}", file.display())).help("this is no JSON"))?;
         // The published config nests the text model; the re-saved one is flat.
         let text = value.get("text_config").cloned().unwrap_or(value);
         if !text.is_object() {
@@ -222,7 +252,8 @@ impl Reader {
     }
 
     fn missing(&self, key: &str, expected: &str) -> Error {
-        Error::config(format!("{}: {key}: expected {expected}", self.file.display())).help("add the key; a MiniMax-M3 config.json has it")
+        Error::config(format!("{}: {key}: expected {expected}", self.file.display()))
+            .help("add the key; a MiniMax-M3 config.json has it")
     }
 
     /// The first of `paths` (dotted) that is there and not null.
@@ -249,9 +280,11 @@ impl Reader {
 
     /// Per-layer flags: numbers (0 or not) or names compared with `set`.
     fn flags(&self, paths: &[&str], set: &str, unset: &str, layers: usize) -> Result<Vec<bool>> {
-        let list = self.find(paths).and_then(Value::as_array).ok_or_else(|| self.missing(paths[0], "a list with one entry a layer"))?;
+        let key = paths.iter().find(|path| self.find(&[path]).is_some()).unwrap_or(&paths[0]);
+        let list =
+            self.find(&[key]).and_then(Value::as_array).ok_or_else(|| self.missing(paths[0], "a list with one entry a layer"))?;
         if list.len() != layers {
-            let message = format!("{}: {} has {} entries for {layers} layers", self.file.display(), paths[0], list.len());
+            let message = format!("{}: {} has {} entries for {layers} layers", self.file.display(), key, list.len());
             return Err(Error::config(message).help("the list needs one entry for each of num_hidden_layers"));
         }
         list.iter()
@@ -259,7 +292,7 @@ impl Reader {
                 Value::Number(number) => Ok(number.as_f64() != Some(0.0)),
                 Value::String(name) if name == set => Ok(true),
                 Value::String(name) if name == unset => Ok(false),
-                other => Err(self.missing(paths[0], &format!("0, 1, \"{set}\" or \"{unset}\", found {other}"))),
+                other => Err(self.missing(key, &format!("0, 1, \"{set}\" or \"{unset}\", found {other}"))),
             })
             .collect()
     }
@@ -272,11 +305,16 @@ impl Reader {
         }
         let layers = layers as usize;
         let head_dim = self.u32(&["head_dim"])?;
-        let sparse_attention =
-            self.flags(&["sparse_attention_config.sparse_attention_freq", "layer_types"], "minimax_m3_sparse", "full_attention", layers)?;
+        let sparse_attention = self.flags(
+            &["sparse_attention_config.sparse_attention_freq", "layer_types"],
+            "minimax_m3_sparse",
+            "full_attention",
+            layers,
+        )?;
         let moe = self.flags(&["moe_layer_freq", "mlp_layer_types"], "sparse", "dense", layers)?;
         let sparse = |inner: &str, flat: &str| self.u32(&[flat, &format!("sparse_attention_config.{inner}")]);
-        let sparse_or = |inner: &str, flat: &str, default| self.u32_or(&[flat, &format!("sparse_attention_config.{inner}")], default);
+        let sparse_or =
+            |inner: &str, flat: &str, default| self.u32_or(&[flat, &format!("sparse_attention_config.{inner}")], default);
         let partial = self.f64_or(&["rope_parameters.partial_rotary_factor", "partial_rotary_factor"], 1.0)?;
         Ok(ModelShape {
             hidden: self.u32(&["hidden_size"])?,
@@ -353,7 +391,8 @@ mod tests {
     use super::*;
 
     fn fixture(name: &str) -> ModelShape {
-        let root = std::env::var("CAPSTAN_FIXTURES").unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/fixtures").into());
+        let root = std::env::var("CAPSTAN_FIXTURES")
+            .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/fixtures").into());
         ModelShape::read(&Path::new(&root).join(name)).unwrap()
     }
 
@@ -369,7 +408,8 @@ mod tests {
     #[test]
     fn errors_name_file_and_key() {
         let dir = tempfile::tempdir().unwrap();
-        let nano = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/fixtures/m3-nano/config.json")).unwrap();
+        let nano =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/fixtures/m3-nano/config.json")).unwrap();
         let cases = [
             (nano.replace("\"hidden_size\"", "\"hidden\""), "hidden_size"),
             (nano.replace("\"head_dim\": 32", "\"head_dim\": \"wide\""), "head_dim"),

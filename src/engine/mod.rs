@@ -89,8 +89,12 @@ impl<S: Steps> Engine<S> {
             return Err(Error::batch("a request needs a prompt and at least one token to generate"));
         }
         if request.prompt.len() >= limits.max_model_len as usize {
-            return Err(Error::batch(format!("the prompt has {} tokens, max_model_len is {}", request.prompt.len(), limits.max_model_len))
-                .help("shorten the prompt or raise max_model_len"));
+            return Err(Error::batch(format!(
+                "the prompt has {} tokens, max_model_len is {}",
+                request.prompt.len(),
+                limits.max_model_len
+            ))
+            .help("shorten the prompt or raise max_model_len"));
         }
         if let Some(token) = request.prompt.iter().find(|&&token| token < 0 || token as u32 >= limits.vocab) {
             return Err(Error::batch(format!("prompt token {token} is not in the vocabulary of {}", limits.vocab))
@@ -99,8 +103,11 @@ impl<S: Steps> Engine<S> {
         let longest = (request.prompt.len() as u64 + u64::from(request.max_new)).min(u64::from(limits.max_model_len)) - 1;
         let needed = longest.div_ceil(u64::from(limits.block_size));
         if needed > self.pool.total() as u64 {
-            return Err(Error::batch(format!("the request may grow to {needed} blocks, the whole cache has {}", self.pool.total()))
-                .help("lower max_new, shorten the prompt, or plan more cache blocks"));
+            return Err(Error::batch(format!(
+                "the request may grow to {needed} blocks, the whole cache has {}",
+                self.pool.total()
+            ))
+            .help("lower max_new, shorten the prompt, or plan more cache blocks"));
         }
         let (events, receiver) = mpsc::channel();
         let tokens = request.prompt.clone();
@@ -284,7 +291,11 @@ impl<S: Steps> Engine<S> {
     }
 
     fn youngest(&self) -> RequestId {
-        *self.running.iter().max_by_key(|&&id| self.requests[id].admitted).expect("invariant: a request that needs a block is running")
+        *self
+            .running
+            .iter()
+            .max_by_key(|&&id| self.requests[id].admitted)
+            .expect("invariant: a request that needs a block is running")
     }
 
     /// Takes a request's blocks away; it waits at the front and is computed again from all its tokens.
@@ -301,7 +312,7 @@ impl<S: Steps> Engine<S> {
         self.waiting.retain(|&other| other != id);
         if let Some(live) = self.requests.remove(id) {
             // A receiver that is gone does not want to know.
-            drop(live.events.send(Event::Finished(why)));
+            let _ = live.events.send(Event::Finished(why));
         }
         Ok(())
     }

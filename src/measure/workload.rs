@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::random::Random;
 use crate::engine::{Engine, Event, Finish, Request, RequestId, Steps};
 use crate::error::Result;
+use crate::random::Random;
 use crate::runtime::Sampling;
 
 /// What arrives.
@@ -101,7 +101,12 @@ impl Workload {
     }
 
     /// Serves everything; `progress` gets (finished requests, all requests) after each step.
-    pub fn serve<S: Steps>(&self, engine: &mut Engine<S>, requests: Vec<Request>, mut progress: impl FnMut(u32, u32)) -> Result<Served> {
+    pub fn serve<S: Steps>(
+        &self,
+        engine: &mut Engine<S>,
+        requests: Vec<Request>,
+        mut progress: impl FnMut(u32, u32),
+    ) -> Result<Served> {
         let mut arrivals = Random::new(self.seed ^ 0xa11);
         let mut served = Served::default();
         let (all, started) = (requests.len() as u32, Instant::now());
@@ -118,7 +123,16 @@ impl Workload {
                 let now = Instant::now();
                 open.insert(
                     id,
-                    Open { index: index as u32, prompt_len, arrived: now, last: now, events, tokens: Vec::new(), first: None, gaps: Vec::new() },
+                    Open {
+                        index: index as u32,
+                        prompt_len,
+                        arrived: now,
+                        last: now,
+                        events,
+                        tokens: Vec::new(),
+                        first: None,
+                        gaps: Vec::new(),
+                    },
                 );
             }
             let summary = engine.step()?;

@@ -119,13 +119,28 @@ impl LayerBuffers {
 
 impl AttentionBuffers {
     /// Plans them for `rows` rows and `cache_blocks` blocks; `layers` says which are sparse.
-    pub fn plan(dims: &AttentionDims, limits: &Limits, rows: u32, cache_blocks: u32, layers: &[bool], plan: &mut PlanBuilder) -> AttentionBuffers {
+    pub fn plan(
+        dims: &AttentionDims,
+        limits: &Limits,
+        rows: u32,
+        cache_blocks: u32,
+        layers: &[bool],
+        plan: &mut PlanBuilder,
+    ) -> AttentionBuffers {
         let AttentionDims { q_heads, kv_heads, head_dim, index_heads, index_dim, block_size, topk, .. } = *dims;
         let (f32, i32, kv, index) = (DType::F32, DType::I32, limits.kv_dtype, limits.index_dtype);
         let mut layer_buffers = Vec::with_capacity(layers.len());
         for (layer, &sparse) in layers.iter().enumerate() {
             let mut weight = |name: &str, dim, formula: &str| {
-                device_buffer(plan, format!("layer{layer}.{name}"), f32, &[dim], formula, Purpose::Weights, "per-head Gemma norm, used as 1 + w")
+                device_buffer(
+                    plan,
+                    format!("layer{layer}.{name}"),
+                    f32,
+                    &[dim],
+                    formula,
+                    Purpose::Weights,
+                    "per-head Gemma norm, used as 1 + w",
+                )
             };
             let (q_norm, k_norm) = (weight("q_norm", head_dim, "[head_dim]"), weight("k_norm", head_dim, "[head_dim]"));
             let index_q_norm = sparse.then(|| weight("index_q_norm", index_dim, "[index_dim]"));
@@ -159,9 +174,23 @@ impl AttentionBuffers {
         let (activations, selection) = (Purpose::Activations, Purpose::Selection);
         let selected = if sparse { rows } else { 0 };
         AttentionBuffers {
-            packed: add("packed", f32, &[rows, dims.packed_width(sparse)], "[rows, packed_width]", activations, "projected row before norm and rotation"),
+            packed: add(
+                "packed",
+                f32,
+                &[rows, dims.packed_width(sparse)],
+                "[rows, packed_width]",
+                activations,
+                "projected row before norm and rotation",
+            ),
             q: add("q", f32, &[rows, q_heads, head_dim], "[rows, q_heads, head_dim]", activations, "queries"),
-            index_q: add("index_q", index, &[selected, index_heads, index_dim], "[rows, index_heads, index_dim]", activations, "index queries"),
+            index_q: add(
+                "index_q",
+                index,
+                &[selected, index_heads, index_dim],
+                "[rows, index_heads, index_dim]",
+                activations,
+                "index queries",
+            ),
             score: add(
                 "score",
                 f32,
@@ -170,8 +199,22 @@ impl AttentionBuffers {
                 selection,
                 "best index score of each block; lower max_num_batched_tokens or max_model_len to shrink it",
             ),
-            topk_idx: add("topk_idx", i32, &[index_heads, selected, topk], "[index_heads, rows, topk]", selection, "selected blocks"),
-            page_table: add("page_table", i32, &[selected, kv_heads, dims.table_pages()], "[rows, kv_heads, topk * block_size / 16]", selection, "pages the attend reads"),
+            topk_idx: add(
+                "topk_idx",
+                i32,
+                &[index_heads, selected, topk],
+                "[index_heads, rows, topk]",
+                selection,
+                "selected blocks",
+            ),
+            page_table: add(
+                "page_table",
+                i32,
+                &[selected, kv_heads, dims.table_pages()],
+                "[rows, kv_heads, topk * block_size / 16]",
+                selection,
+                "pages the attend reads",
+            ),
             page_len: add("page_len", i32, &[selected, kv_heads], "[rows, kv_heads]", selection, "tokens the attend reads"),
             out: add("out", f32, &[rows, q_heads, head_dim], "[rows, q_heads, head_dim]", activations, "attention output"),
             cos_sin: add(

@@ -8,7 +8,12 @@ use crate::hal::MemoryKind;
 /// The number of cache blocks: as many as the limits say, or as many as fit their budget beside everything else.
 ///
 /// `with_blocks` makes the whole plan for a number of blocks; `block_bytes` is the cost of one more.
-pub fn cache_blocks(limits: &Limits, block_size: u32, block_bytes: u64, with_blocks: impl Fn(u32) -> Result<ArenaPlan>) -> Result<u32> {
+pub fn cache_blocks(
+    limits: &Limits,
+    block_size: u32,
+    block_bytes: u64,
+    with_blocks: impl Fn(u32) -> Result<ArenaPlan>,
+) -> Result<u32> {
     let bytes = match limits.cache {
         CacheBudget::Blocks(blocks) => return Ok(blocks),
         CacheBudget::Bytes(bytes) => bytes,
@@ -32,17 +37,33 @@ pub fn check_fit(plan: &ArenaPlan, bytes: u64) -> Result<()> {
     }
     let mut buffers: Vec<_> = plan.buffers.iter().filter(|buffer| buffer.spec.memory != MemoryKind::Pinned).collect();
     buffers.sort_by_key(|buffer| std::cmp::Reverse(buffer.bytes));
-    let largest: Vec<String> =
-        buffers.iter().take(3).map(|buffer| format!("{} {} ({})", buffer.spec.name, buffer.spec.formula, human(buffer.bytes))).collect();
-    let rows = |purpose| -> u64 { plan.buffers.iter().filter(|buffer| buffer.spec.purpose == purpose).map(|buffer| buffer.bytes).sum() };
+    let largest: Vec<String> = buffers
+        .iter()
+        .take(3)
+        .map(|buffer| format!("{} {} ({})", buffer.spec.name, buffer.spec.formula, human(buffer.bytes)))
+        .collect();
+    let rows =
+        |purpose| -> u64 { plan.buffers.iter().filter(|buffer| buffer.spec.purpose == purpose).map(|buffer| buffer.bytes).sum() };
     let by_rows = rows(Purpose::Selection) + rows(Purpose::Activations);
     let rest = needed - by_rows;
     let help = match (bytes.checked_sub(rest), by_rows) {
         // What grows with the rows is what is too much: say to which share of the rows to go.
-        (Some(room), 1..) => format!("lower max_num_batched_tokens to {:.0} % of its value, or max_model_len", (room as f64 / by_rows as f64 * 100.0).floor()),
-        _ => format!("{} are needed for weights and tables alone: raise --memory, lower max_model_len, or use more ranks", human(rest)),
+        (Some(room), 1..) => format!(
+            "lower max_num_batched_tokens to {:.0} % of its value, or max_model_len",
+            (room as f64 / by_rows as f64 * 100.0).floor()
+        ),
+        _ => format!(
+            "{} are needed for weights and tables alone: raise --memory, lower max_model_len, or use more ranks",
+            human(rest)
+        ),
     };
-    Err(Error::memory(format!("the plan needs {} of device memory, the budget is {}; the largest buffers are {}", human(needed), human(bytes), largest.join(", "))).help(help))
+    Err(Error::memory(format!(
+        "the plan needs {} of device memory, the budget is {}; the largest buffers are {}",
+        human(needed),
+        human(bytes),
+        largest.join(", ")
+    ))
+    .help(help))
 }
 
 fn device_bytes(plan: &ArenaPlan) -> u64 {

@@ -16,7 +16,15 @@ use crate::dtype::DType;
 use crate::hal::MemoryKind;
 
 /// Adds a buffer of device memory.
-pub fn device_buffer(plan: &mut PlanBuilder, name: String, dtype: DType, shape: &[u32], formula: &str, purpose: Purpose, reason: &str) -> BufferId {
+pub fn device_buffer(
+    plan: &mut PlanBuilder,
+    name: String,
+    dtype: DType,
+    shape: &[u32],
+    formula: &str,
+    purpose: Purpose,
+    reason: &str,
+) -> BufferId {
     plan.add(BufferSpec {
         name,
         dtype,

@@ -47,11 +47,19 @@ impl MsaPlan {
         let dims = AttentionDims::new(shape, limits);
         let sparse: Vec<bool> = shape.sparse_attention.iter().copied().filter(|&sparse| sparse).collect();
         let block_bytes = AttentionBuffers::block_bytes(&dims, limits, &sparse);
-        let blocks = cache_blocks(limits, shape.block_size, block_bytes, |blocks| Ok(Self::with_blocks(shape, limits, dims, &sparse, blocks)?.arena))?;
+        let blocks = cache_blocks(limits, shape.block_size, block_bytes, |blocks| {
+            Ok(Self::with_blocks(shape, limits, dims, &sparse, blocks)?.arena)
+        })?;
         Self::with_blocks(shape, limits, dims, &sparse, blocks)
     }
 
-    fn with_blocks(shape: &ModelShape, limits: &Limits, dims: AttentionDims, sparse: &[bool], cache_blocks: u32) -> Result<MsaPlan> {
+    fn with_blocks(
+        shape: &ModelShape,
+        limits: &Limits,
+        dims: AttentionDims,
+        sparse: &[bool],
+        cache_blocks: u32,
+    ) -> Result<MsaPlan> {
         let layout = step_layout(shape, limits, cache_blocks)?;
         let rows = layout.row_capacity;
         let mut plan = PlanBuilder::default();
@@ -88,7 +96,19 @@ impl MsaPlan {
             "last row of each prefilled sequence",
         );
         let arena = plan.finish()?;
-        Ok(MsaPlan { limits: limits.clone(), shape: shape.clone(), dims, layout, step, attention, table, last_rows_out, last_row, vocab, arena })
+        Ok(MsaPlan {
+            limits: limits.clone(),
+            shape: shape.clone(),
+            dims,
+            layout,
+            step,
+            attention,
+            table,
+            last_rows_out,
+            last_row,
+            vocab,
+            arena,
+        })
     }
 }
 

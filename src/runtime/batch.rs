@@ -85,7 +85,12 @@ mod tests {
         const TOKENS: [i32; 16] = [0; 16];
         let steps: Vec<_> = lengths
             .iter()
-            .map(|&len| SequenceStep { sequence: SequenceId::default(), tokens: &TOKENS[..len], kv_len: 16, sampling: Sampling::GREEDY })
+            .map(|&len| SequenceStep {
+                sequence: SequenceId::default(),
+                tokens: &TOKENS[..len],
+                kv_len: 16,
+                sampling: Sampling::GREEDY,
+            })
             .collect();
         split(&steps, 4)
     }

@@ -350,8 +350,12 @@ impl Executor {
         let layout = self.chains.step_layout();
         let limits = self.chains.limits();
         if batch.len() > layout.sequence_capacity as usize {
-            return Err(Error::batch(format!("{} sequences in one step, the limit is {}", batch.len(), layout.sequence_capacity))
-                .help("raise max_num_seqs"));
+            return Err(Error::batch(format!(
+                "{} sequences in one step, the limit is {}",
+                batch.len(),
+                layout.sequence_capacity
+            ))
+            .help("raise max_num_seqs"));
         }
         let rows: usize = batch.iter().map(|step| step.tokens.len()).sum();
         if rows > layout.row_capacity as usize {
@@ -362,8 +366,11 @@ impl Executor {
         self.sequences.begin_batch();
         for (at, step) in batch.iter().enumerate() {
             if step.kv_len > limits.max_model_len {
-                return Err(Error::batch(format!("sequence {at}: {} tokens, max_model_len is {}", step.kv_len, limits.max_model_len))
-                    .help("end the sequence or raise max_model_len"));
+                return Err(Error::batch(format!(
+                    "sequence {at}: {} tokens, max_model_len is {}",
+                    step.kv_len, limits.max_model_len
+                ))
+                .help("end the sequence or raise max_model_len"));
             }
             self.sequences.check_step(step.sequence, step.kv_len, step.tokens.len() as u32)?;
             if let Some(&token) = step.tokens.iter().find(|&&token| token != TOKEN_FROM_DEVICE && !(0..vocab).contains(&token)) {
@@ -371,7 +378,8 @@ impl Executor {
                     .help("pass token ids of this model, or TOKEN_FROM_DEVICE"));
             }
             let sampling = &step.sampling;
-            if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite() && sampling.top_p > 0.0 && sampling.min_p >= 0.0) {
+            if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite() && sampling.top_p > 0.0 && sampling.min_p >= 0.0)
+            {
                 return Err(Error::batch(format!("sequence {at}: {sampling:?} is no way to sample"))
                     .help("temperature >= 0 and finite, top_p > 0, min_p >= 0"));
             }
@@ -473,7 +481,8 @@ impl Executor {
         }
         self.ring.abandon(ticket);
         if !self.arena.device().info().executes {
-            return Err(Error::unavailable("this device records and runs nothing: no step has a result").help("use --device cpu to run steps"));
+            return Err(Error::unavailable("this device records and runs nothing: no step has a result")
+                .help("use --device cpu to run steps"));
         }
         let error = Error::device(format!("step {} ended without publishing a result", ticket.sequence()))
             .help("the graph's publish node did not run: check the device's log");
@@ -502,8 +511,12 @@ impl std::fmt::Debug for Executor {
 /// Fills the next ring slot with a batch and the table changes it carries (how many is returned).
 fn fill(ring: &mut StepRing, sequences: &Sequences, batch: &[SequenceStep<'_>]) -> Result<(Ticket, usize)> {
     if let Err(owed) = ring.next() {
-        return Err(Error::state(format!("all {} ring slots are taken: step {} was not read", ring.layout().slots, owed.sequence()))
-            .help("wait for the oldest ticket before queueing another step, or raise ring_slots"));
+        return Err(Error::state(format!(
+            "all {} ring slots are taken: step {} was not read",
+            ring.layout().slots,
+            owed.sequence()
+        ))
+        .help("wait for the oldest ticket before queueing another step, or raise ring_slots"));
     }
     let updates = sequences.pending().len().min(ring.layout().update_capacity as usize);
     let records = batch.iter().map(|step| {
@@ -534,9 +547,15 @@ fn step_error(header: &ResultHeader) -> Result<()> {
             Error::invariant("ADDR-2", format!("the device waited for ring slot {a} and found {b}"))
                 .help("pinned memory written before the launch was not visible to it: see docs/hip.md, hip#3902")
         }
-        code if code == StepError::TooManyRows as u32 => Error::invariant("KEY-1", format!("the slot holds {a} entries, the graph was captured for {b}")),
-        code if code == StepError::BlockRange as u32 => Error::invariant("PAGE-1", format!("row {a}: block-table entry {b} is {c}, out of range")),
-        code if code == StepError::PeerTimeout as u32 => Error::peer(format!("rank {a} did not send row {b}'s candidates of generation {c}")),
+        code if code == StepError::TooManyRows as u32 => {
+            Error::invariant("KEY-1", format!("the slot holds {a} entries, the graph was captured for {b}"))
+        }
+        code if code == StepError::BlockRange as u32 => {
+            Error::invariant("PAGE-1", format!("row {a}: block-table entry {b} is {c}, out of range"))
+        }
+        code if code == StepError::PeerTimeout as u32 => {
+            Error::peer(format!("rank {a} did not send row {b}'s candidates of generation {c}"))
+        }
         code if code == StepError::PeerMismatch as u32 => Error::peer(format!("rank {a} runs {c:#x}, this rank {b:#x}")),
         code => Error::device(format!("the device reports error {code} ({a}, {b}, {c})")),
     };

@@ -72,7 +72,9 @@ impl Sequences {
     /// Opens a sequence, empty and without blocks.
     pub fn open(&mut self) -> Result<SequenceId> {
         let Some(slot) = self.free_slots.pop() else {
-            return Err(Error::state(format!("all {} sequences are open", self.open.len())).help("close one, or raise max_num_seqs"));
+            return Err(
+                Error::state(format!("all {} sequences are open", self.open.len())).help("close one, or raise max_num_seqs")
+            );
         };
         let blocks = self.spare.pop().unwrap_or_default();
         Ok(self.open.insert(Sequence { slot, kv_len: 0, blocks, batch: 0 }))
@@ -101,8 +103,12 @@ impl Sequences {
         let sequence = self.open.get_mut(id).ok_or_else(unknown)?;
         let first = sequence.blocks.len();
         if first + blocks.len() > self.table_width as usize {
-            return Err(Error::batch(format!("{} blocks for one sequence, the block table holds {}", first + blocks.len(), self.table_width))
-                .help("raise max_model_len or end the sequence"));
+            return Err(Error::batch(format!(
+                "{} blocks for one sequence, the block table holds {}",
+                first + blocks.len(),
+                self.table_width
+            ))
+            .help("raise max_model_len or end the sequence"));
         }
         for (at, &block) in blocks.iter().enumerate() {
             let refused = match self.owners.get(block as usize) {
@@ -113,7 +119,10 @@ impl Sequences {
                 }
                 Some(&owner) => Some(Error::invariant(
                     "PAGE-1",
-                    format!("block {block} belongs to the sequence in table row {owner}, it cannot also go to row {}", sequence.slot),
+                    format!(
+                        "block {block} belongs to the sequence in table row {owner}, it cannot also go to row {}",
+                        sequence.slot
+                    ),
                 )),
             };
             if let Some(error) = refused {
@@ -194,8 +203,11 @@ impl Sequences {
         let sequence = self.open.get_mut(id).ok_or_else(unknown)?;
         let held = sequence.blocks.len() as u64 * u64::from(block_size);
         if kv_len < sequence.kv_len || u64::from(kv_len) > held {
-            return Err(Error::batch(format!("{kv_len} cached tokens: the sequence holds {} and its blocks {held}", sequence.kv_len))
-                .help("grant the blocks first; truncate to shorten"));
+            return Err(Error::batch(format!(
+                "{kv_len} cached tokens: the sequence holds {} and its blocks {held}",
+                sequence.kv_len
+            ))
+            .help("grant the blocks first; truncate to shorten"));
         }
         sequence.kv_len = kv_len;
         Ok(())
@@ -223,7 +235,8 @@ impl Sequences {
 }
 
 fn unknown() -> Error {
-    Error::state("no such sequence: it was closed, or belongs to another executor").help("keep the id that open_sequence gave, until close_sequence")
+    Error::state("no such sequence: it was closed, or belongs to another executor")
+        .help("keep the id that open_sequence gave, until close_sequence")
 }
 
 #[cfg(test)]
