@@ -11,10 +11,11 @@ use super::plan::{M3Plan, TILE_ROWS};
 use super::weights::{LayerWeight, Weight};
 use crate::arena::{Arena, ArenaPlan, BufferId, Sealed};
 use crate::chain::attention::{AttentionChain, Metadata};
-use crate::chain::{Chain, GraphKey, StepBuffers, StepChains, StepLayout, pointer};
+use crate::chain::{Chain, GraphKey, StepBuffers, StepChains, StepLayout, WORKGROUP, pointer};
 use crate::config::Limits;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::hal::LaunchShape;
 use crate::kernels::m3::{
     LinearArgs, MoeCombineArgs, MoeLinearArgs, MoeSortArgs, RmsNormArgs, RouteArgs, SelectLastArgs, SwigluArgs, moe_tiles,
 };
@@ -23,8 +24,6 @@ use crate::kernels::{KernelSpec, Ptr, registry};
 
 /// Columns of a tile of a matrix product: whole groups of the CPU's register tiles, three matrix instructions wide elsewhere.
 const TILE_COLS: u32 = 48;
-/// Lanes of every launch.
-const WORKGROUP: u32 = 256;
 
 /// The chain family `m3`: a whole MiniMax-M3 text model.
 #[derive(Debug)]
@@ -175,7 +174,7 @@ impl Step<'_> {
             vocab: self.plan.shape.vocab,
             table_dtype: table.dtype.code(),
         };
-        self.chain.push("embed", None, &registry::EMBED, [self.rows, 1, 1], WORKGROUP, 0, &args);
+        self.chain.push("embed", None, &registry::EMBED, [self.rows, 1, 1], &args);
     }
 
     fn attention_half(&mut self, layer: u32) {
@@ -238,7 +237,7 @@ impl Step<'_> {
             reserved: 0,
         };
         let grid = [self.rows, 1, 1];
-        self.chain.push(weight.to_string(), Some(layer), &registry::RMS_NORM, grid, WORKGROUP, 0, &args);
+        self.chain.push(weight.to_string(), Some(layer), &registry::RMS_NORM, grid, &args);
     }
 
     #[expect(clippy::too_many_arguments, reason = "operands and dimensions of one product, each named where it is called")]
@@ -267,7 +266,7 @@ impl Step<'_> {
             reserved: 0,
         };
         let grid = [n.div_ceil(TILE_COLS), rows.div_ceil(TILE_ROWS), 1];
-        self.chain.push(weight.to_string(), layer, &registry::LINEAR, grid, WORKGROUP, 0, &args);
+        self.chain.push(weight.to_string(), layer, &registry::LINEAR, grid, &args);
     }
 
     /// The weight of `lm_head`: its own, or the embeddings.
@@ -289,7 +288,7 @@ impl Step<'_> {
             reserved: 0,
         };
         let label = format!("layer{layer}.{label}");
-        self.chain.push(label, Some(layer), &registry::SWIGLU, [rows, 1, 1], WORKGROUP, 0, &args);
+        self.chain.push(label, Some(layer), &registry::SWIGLU, [rows, 1, 1], &args);
     }
 
     fn route(&mut self, layer: u32) {
@@ -306,7 +305,7 @@ impl Step<'_> {
             scale: shape.routed_scaling_factor,
         };
         let grid = [self.rows, 1, 1];
-        self.chain.push(format!("layer{layer}.route"), Some(layer), &registry::ROUTE, grid, WORKGROUP, 0, &args);
+        self.chain.push(format!("layer{layer}.route"), Some(layer), &registry::ROUTE, grid, &args);
     }
 
     /// (row, expert) pairs of the step, and tiles they need at most.
@@ -328,7 +327,8 @@ impl Step<'_> {
             tiles_max,
         };
         let (label, lds_bytes) = (format!("layer{layer}.moe_sort"), 4 * (experts + 1));
-        self.chain.push(label, Some(layer), &registry::MOE_SORT, [1, 1, 1], WORKGROUP, lds_bytes, &args);
+        let shape = LaunchShape { grid: [1, 1, 1], workgroup: [WORKGROUP, 1, 1], lds_bytes };
+        self.chain.push_shaped(label, Some(layer), &registry::MOE_SORT, shape, &args);
     }
 
     #[expect(clippy::too_many_arguments, reason = "operands and dimensions of one product, each named where it is called")]
@@ -352,7 +352,7 @@ impl Step<'_> {
             weight_dtype: stored.dtype.code(),
         };
         let grid = [n.div_ceil(TILE_COLS), tiles_max, 1];
-        self.chain.push(weight.to_string(), Some(layer), &registry::MOE_LINEAR, grid, WORKGROUP, 0, &args);
+        self.chain.push(weight.to_string(), Some(layer), &registry::MOE_LINEAR, grid, &args);
     }
 
     fn moe_combine(&mut self, layer: u32) {
@@ -368,7 +368,7 @@ impl Step<'_> {
         };
         let grid = [self.rows, 1, 1];
         let label = format!("layer{layer}.moe_combine");
-        self.chain.push(label, Some(layer), &registry::MOE_COMBINE, grid, WORKGROUP, 0, &args);
+        self.chain.push(label, Some(layer), &registry::MOE_COMBINE, grid, &args);
     }
 
     fn select_last(&mut self, sequences: u32) {
@@ -378,7 +378,7 @@ impl Step<'_> {
             sequences,
             reserved: 0,
         };
-        self.chain.push("select_last", None, &registry::SELECT_LAST, [1, 1, 1], WORKGROUP, 0, &args);
+        self.chain.push("select_last", None, &registry::SELECT_LAST, [1, 1, 1], &args);
     }
 
     /// Final norm, `lm_head` and sampling of `logits_rows` rows: all of the step, or those of an index list (one a sequence).
@@ -398,7 +398,7 @@ impl Step<'_> {
             eps: shape.eps,
             reserved: 0,
         };
-        self.chain.push("final_norm", None, &registry::RMS_NORM, [logits_rows, 1, 1], WORKGROUP, 0, &norm);
+        self.chain.push("final_norm", None, &registry::RMS_NORM, [logits_rows, 1, 1], &norm);
         let (n, k) = (shape.vocab, shape.hidden);
         let product = Product { x: buffers.final_normed, weight: Weight::LmHead, out: buffers.logits, n, k, accumulate: false };
         // A sequence's KV length is 0 just when it is a pad, as a row's causal length is.
@@ -420,6 +420,6 @@ impl Step<'_> {
             slots: self.plan.layout.slots,
             indexed,
         };
-        self.chain.push("sample", None, &registry::SAMPLE, [logits_rows, 1, 1], WORKGROUP, 0, &sample);
+        self.chain.push("sample", None, &registry::SAMPLE, [logits_rows, 1, 1], &sample);
     }
 }
