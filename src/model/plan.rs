@@ -92,11 +92,10 @@ impl M3Plan {
             return Err(Error::config(format!("world = {}: the full model runs on one rank", limits.world))
                 .help("set world to 1; the sparse-attention chain alone runs on several"));
         }
-        let dims = AttentionDims::new(shape, limits);
-        let block_bytes = AttentionBuffers::block_bytes(&dims, limits, &shape.sparse_attention);
-        let with_blocks = |blocks| Self::with_blocks(shape, limits, dims, &dtype, blocks);
-        let blocks = cache_blocks(limits, shape.block_size, block_bytes, |blocks| Ok(with_blocks(blocks)?.arena))?;
-        with_blocks(blocks)
+        limits.validate_for(shape)?;
+        let with_blocks = |limits: &Limits, blocks| Self::with_blocks(shape, limits, &dtype, blocks);
+        let blocks = cache_blocks(limits, shape.block_size, |limits, blocks| Ok(with_blocks(limits, blocks)?.arena))?;
+        with_blocks(limits, blocks)
     }
 
     /// Where a weight is. Panics if the model has none: chains ask for what the shape says is there.
@@ -109,13 +108,8 @@ impl M3Plan {
         self.weights.iter().map(|(&weight, &buffer)| (weight, buffer))
     }
 
-    fn with_blocks(
-        shape: &ModelShape,
-        limits: &Limits,
-        dims: AttentionDims,
-        dtype: &impl Fn(Weight) -> DType,
-        cache_blocks: u32,
-    ) -> Result<M3Plan> {
+    fn with_blocks(shape: &ModelShape, limits: &Limits, dtype: &impl Fn(Weight) -> DType, cache_blocks: u32) -> Result<M3Plan> {
+        let dims = AttentionDims::new(shape, limits);
         let layout = step_layout(shape, limits, cache_blocks)?;
         let mut plan = PlanBuilder::default();
         let step = StepBuffers::plan(&layout, &mut plan);
