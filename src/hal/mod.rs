@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "declares the contracts of raw launches; calls none")]
 
 pub mod cpu;
+pub mod null;
 mod record;
 
 use std::any::Any;
@@ -27,6 +28,7 @@ use crate::error::{Error, Result};
 pub fn open(name: &str) -> Result<Arc<dyn Device>> {
     match name {
         "cpu" => Ok(cpu::CpuDevice::new(0)?),
+        "null" => Ok(null::NullDevice::new()),
         "auto" => ["hip", "cuda"].into_iter().find_map(|name| open(name).ok()).map_or_else(|| open("cpu"), Ok),
         "hip" | "cuda" => {
             Err(Error::unavailable(format!("device {name} is not built into this version"))

@@ -120,13 +120,11 @@ enum Step {
 
 impl Replay {
     fn new(recording: &Recording, seed: Option<u64>) -> Replay {
-        let mut replay = Replay { steps: Vec::with_capacity(recording.nodes.len()), args: Vec::new(), modules: Vec::new() };
+        let mut replay =
+            Replay { steps: Vec::with_capacity(recording.nodes.len()), args: Vec::new(), modules: recording.modules() };
         for id in recording.order(seed) {
             let step = match &recording.nodes[id as usize] {
                 RecordedNode::Kernel { function, shape, args, .. } => {
-                    if !replay.modules.iter().any(|loaded| Arc::ptr_eq(loaded, &function.loaded)) {
-                        replay.modules.push(function.loaded.clone());
-                    }
                     Step::Kernel { kernel: function.kernel, shape: *shape, args_at: replay.push_args(args) }
                 }
                 &RecordedNode::Copy { dst, src, bytes } => Step::Copy { dst, src, bytes },

@@ -1,6 +1,8 @@
 //! A recorded graph: nodes by value, edges, and orders to run them in.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::Function;
 use crate::error::{Error, Result};
@@ -42,6 +44,19 @@ impl Recording {
         self.nodes.get(id.0 as usize).map(RecordedNode::describe).ok_or_else(|| {
             Error::device(format!("graph has no node {}, only {}", id.0, self.nodes.len())).help("ask for ids below node_count")
         })
+    }
+
+    /// The flags of the modules that the graph calls into, each once.
+    pub fn modules(&self) -> Vec<Arc<AtomicBool>> {
+        let mut modules: Vec<Arc<AtomicBool>> = Vec::new();
+        for node in &self.nodes {
+            if let RecordedNode::Kernel { function, .. } = node
+                && !modules.iter().any(|loaded| Arc::ptr_eq(loaded, &function.loaded))
+            {
+                modules.push(function.loaded.clone());
+            }
+        }
+        modules
     }
 
     /// Recording order, or with a seed any other order the edges allow.
