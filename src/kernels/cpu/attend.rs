@@ -182,7 +182,6 @@ impl<T: Cell, F: Fn(usize) -> Option<(usize, usize)>, const D: usize> LaneOp for
 #[inline(always)]
 fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
     let hidden = T::nan_hidden::<L>(from);
-    let load = |from: &[T; 8]| if hidden { T::load_exact::<L>(from) } else { T::load::<L>(from) };
     if size_of::<T>() == 4 {
         // x = 4: half a lane's worth, so only moves.
         for (d, plane) in from.as_chunks::<4>().0.chunks_exact(PAGE).enumerate() {
@@ -195,7 +194,7 @@ fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &
     let eights = 2 / size_of::<T>(); // of one token in a row: 1 for bf16, 2 for fp8
     for (i, values) in from[..head_dim * PAGE].as_chunks::<8>().0.iter().enumerate() {
         let (d, t) = (i / (PAGE * eights) * eights + i % eights, i / eights % PAGE);
-        load(values).store(&mut to[t].as_chunks_mut::<8>().0[d]);
+        T::load_as::<L>(values, hidden).store(&mut to[t].as_chunks_mut::<8>().0[d]);
     }
 }
 
@@ -203,7 +202,6 @@ fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &
 #[inline(always)]
 fn widen_v<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
     let hidden = T::nan_hidden::<L>(from);
-    let load = |from: &[T; 8]| if hidden { T::load_exact::<L>(from) } else { T::load::<L>(from) };
     if size_of::<T>() == 4 {
         for (t, plane) in from.as_chunks::<4>().0.chunks_exact(head_dim).enumerate() {
             for (d, values) in plane.iter().enumerate() {
@@ -216,12 +214,15 @@ fn widen_v<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &
     let (eight, _) = from.as_chunks::<8>();
     for half in 0..PAGE / 8 {
         for d in 0..head_dim / 8 {
-            let mut rows: [L; 8] = std::array::from_fn(|i| {
+            let mut rows = [L::splat(0.0); 8];
+            for (i, row) in rows.iter_mut().enumerate() {
                 let channel = d * 8 + i;
-                load(&eight[if eights == 2 { channel * 2 + half } else { half * head_dim + channel }])
-            });
+                *row = T::load_as(&eight[if eights == 2 { channel * 2 + half } else { half * head_dim + channel }], hidden);
+            }
             L::transpose(&mut rows);
-            (0..8).for_each(|t| rows[t].store(&mut to[half * 8 + t].as_chunks_mut::<8>().0[d]));
+            for (t, row) in rows.iter().enumerate() {
+                row.store(&mut to[half * 8 + t].as_chunks_mut::<8>().0[d]);
+            }
         }
     }
 }
@@ -234,14 +235,16 @@ fn scores<L: Lanes, const D: usize>(query: &[[f32; D]; GROUP], heads: usize, k: 
         for t in (0..PAGE).step_by(2) {
             let mut sums = [[L::splat(0.0); 4]; 2];
             for c in 0..D / 8 {
-                let keys: [L; 2] = std::array::from_fn(|s| L::load(&k[t + s].as_chunks::<8>().0[c]));
+                let keys = [L::load(&k[t].as_chunks::<8>().0[c]), L::load(&k[t + 1].as_chunks::<8>().0[c])];
                 for p in 0..4 {
                     let query = L::load(&query[h + p].as_chunks::<8>().0[c]);
-                    (0..2).for_each(|s| sums[s][p] = query.mul_add(keys[s], sums[s][p]));
+                    sums[0][p] = query.mul_add(keys[0], sums[0][p]);
+                    sums[1][p] = query.mul_add(keys[1], sums[1][p]);
                 }
             }
-            for (s, sums) in sums.into_iter().enumerate() {
-                L::sum4(sums).into_iter().enumerate().for_each(|(p, sum)| out[h + p][t + s] = sum);
+            let sums = [L::sum4(sums[0]), L::sum4(sums[1])];
+            for p in 0..4 {
+                (out[h + p][t], out[h + p][t + 1]) = (sums[0][p], sums[1][p]);
             }
         }
     }
@@ -296,20 +299,28 @@ impl<const D: usize> Softmax<D> {
         tokens: usize,
         v: &[[f32; D]; PAGE],
     ) {
-        let mut sums: [[L; 4]; 2] = std::array::from_fn(|p| {
-            let fade = L::splat(fade[h + p]);
-            std::array::from_fn(|i| L::load(&self.sums[h + p].as_chunks::<8>().0[d + i]).mul(fade))
-        });
-        for t in 0..tokens {
-            let values: [L; 4] = std::array::from_fn(|i| L::load(&v[t].as_chunks::<8>().0[d + i]));
-            for p in 0..2 {
-                let weight = L::splat(weights[h + p][t]);
-                (0..4).for_each(|i| sums[p][i] = weight.mul_add(values[i], sums[p][i]));
+        let mut sums = [[L::splat(0.0); 4]; 2];
+        for (p, sums) in sums.iter_mut().enumerate() {
+            let (from, fade) = (self.sums[h + p].as_chunks::<8>().0, L::splat(fade[h + p]));
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = L::load(&from[d + i]).mul(fade);
             }
         }
-        for (p, sums) in sums.into_iter().enumerate() {
-            let (to, _) = self.sums[h + p].as_chunks_mut::<8>();
-            sums.into_iter().enumerate().for_each(|(i, sum)| sum.store(&mut to[d + i]));
+        for (t, v) in v[..tokens].iter().enumerate() {
+            let v = &v.as_chunks::<8>().0[d..d + 4];
+            let values = [L::load(&v[0]), L::load(&v[1]), L::load(&v[2]), L::load(&v[3])];
+            for (p, sums) in sums.iter_mut().enumerate() {
+                let weight = L::splat(weights[h + p][t]);
+                for (sum, &value) in sums.iter_mut().zip(&values) {
+                    *sum = weight.mul_add(value, *sum);
+                }
+            }
+        }
+        for (p, sums) in sums.iter().enumerate() {
+            let to = self.sums[h + p].as_chunks_mut::<8>().0;
+            for (i, sum) in sums.iter().enumerate() {
+                sum.store(&mut to[d + i]);
+            }
         }
     }
 }

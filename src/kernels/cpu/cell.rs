@@ -27,7 +27,17 @@ pub trait Cell: Element {
     /// Eight values as lanes, NaN included.
     #[inline(always)]
     fn load_exact<L: Lanes>(from: &[Self; 8]) -> L {
-        L::load(&from.map(|x| x.decode() / Self::UNIT))
+        let mut values = [0.0; 8];
+        for (to, from) in values.iter_mut().zip(from) {
+            *to = from.decode() / Self::UNIT;
+        }
+        L::load(&values)
+    }
+
+    /// [`Cell::load_exact`] if `exact`, else [`Cell::load`].
+    #[inline(always)]
+    fn load_as<L: Lanes>(from: &[Self; 8], exact: bool) -> L {
+        if exact { Self::load_exact(from) } else { Self::load(from) }
     }
 
     /// True if a NaN of `from` would be lost by [`Cell::load`].
@@ -37,7 +47,10 @@ pub trait Cell: Element {
             return false;
         }
         let (whole, rest) = from.as_chunks::<32>();
-        let seen = whole.iter().fold(L::no_codes(), |seen, chunk| Self::codes::<L>(seen, chunk));
+        let mut seen = L::no_codes();
+        for chunk in whole {
+            seen = Self::codes::<L>(seen, chunk);
+        }
         L::nan_seen(seen) || rest.iter().any(|x| x.decode().is_nan())
     }
 }

@@ -331,8 +331,7 @@ fn tile<L: Lanes, T: Cell, const DIM: usize, const P: usize, const S: usize, con
     best: &mut [f32],
 ) -> bool {
     let dim = if DIM > 0 { DIM } else { dim };
-    let queries: [&[[f32; 8]]; P] =
-        std::array::from_fn(|p| query[p * dim.next_multiple_of(8)..][..dim.next_multiple_of(8)].as_chunks().0);
+    let query = &query[..P * dim.next_multiple_of(8)];
     let most = visible[..P].iter().copied().max().unwrap_or(0);
     let least = visible[..P].iter().copied().min().unwrap_or(0);
     let mut found: [f32; P] = std::array::from_fn(|p| best[p]);
@@ -343,23 +342,23 @@ fn tile<L: Lanes, T: Cell, const DIM: usize, const P: usize, const S: usize, con
         // Past the last key of the block its last key is taken again, which changes no maximum.
         let rows: [&[T]; S] = std::array::from_fn(|s| &keys[(token + s).min(most - 1) * dim..][..dim]);
         if let Some(next) = next {
-            for s in 0..S {
-                let ahead = (token + s) * dim;
-                for line in (0..dim * size_of::<T>()).step_by(64) {
-                    prefetch(next.get(ahead + line / size_of::<T>()..).unwrap_or_default());
-                }
+            let ahead = &next[token * dim..(token + S).min(next.len() / dim) * dim];
+            for line in ahead.chunks(64 / size_of::<T>()) {
+                prefetch(line);
             }
         }
         if T::HIDES_NAN && !EXACT {
             for row in rows {
                 if DIM > 0 && DIM.is_multiple_of(32) {
-                    codes = row.as_chunks::<32>().0.iter().fold(codes, |seen, chunk| T::codes::<L>(seen, chunk));
+                    for chunk in row.as_chunks::<32>().0 {
+                        codes = T::codes::<L>(codes, chunk);
+                    }
                 } else {
                     hidden |= T::nan_hidden::<L>(row);
                 }
             }
         }
-        let dots = dots::<L, T, P, S, EXACT>(&queries, &rows);
+        let dots = dots::<L, T, DIM, P, S, EXACT>(query, dim, &rows);
         if token + S <= least {
             for dots in dots {
                 (0..P).for_each(|p| found[p] = if dots[p] > found[p] { dots[p] } else { found[p] });
@@ -377,27 +376,37 @@ fn tile<L: Lanes, T: Cell, const DIM: usize, const P: usize, const S: usize, con
 
 /// Dot products of `P` queries with `S` keys, over channels in the one order.
 #[inline(always)]
-fn dots<L: Lanes, T: Cell, const P: usize, const S: usize, const EXACT: bool>(
-    queries: &[&[[f32; 8]]; P],
+fn dots<L: Lanes, T: Cell, const DIM: usize, const P: usize, const S: usize, const EXACT: bool>(
+    query: &[f32],
+    dim: usize,
     keys: &[&[T]; S],
 ) -> [[f32; P]; S] {
-    let load = |from: &[T; 8]| if EXACT { T::load_exact::<L>(from) } else { T::load::<L>(from) };
+    let dim = if DIM > 0 { DIM } else { dim };
+    let (query, stride) = (query.as_chunks::<8>().0, dim.div_ceil(8));
+    // Lengths that the compiler knows where `DIM` is given, so that nothing is checked in the loop.
+    let query = &query[..P * stride];
     let mut sums = [[L::splat(0.0); P]; S];
-    let whole: [&[[T; 8]]; S] = std::array::from_fn(|s| keys[s].as_chunks().0);
-    for c in 0..whole[0].len() {
-        let lanes: [L; S] = std::array::from_fn(|s| load(&whole[s][c]));
+    for c in 0..dim / 8 {
+        let mut lanes = [L::splat(0.0); S];
+        for s in 0..S {
+            lanes[s] = T::load_as(&keys[s][..dim].as_chunks().0[c], EXACT);
+        }
         for p in 0..P {
-            let query = L::load(&queries[p][c]);
-            (0..S).for_each(|s| sums[s][p] = query.mul_add(lanes[s], sums[s][p]));
+            let query = L::load(&query[p * stride + c]);
+            for s in 0..S {
+                sums[s][p] = query.mul_add(lanes[s], sums[s][p]);
+            }
         }
     }
-    let (c, rest) = (whole[0].len(), keys[0].len() % 8);
+    let (c, rest) = (dim / 8, dim % 8);
     if rest > 0 {
         for s in 0..S {
             let mut last = [T::zeroed(); 8];
             last[..rest].copy_from_slice(&keys[s][c * 8..]);
-            let lanes = load(&last);
-            (0..P).for_each(|p| sums[s][p] = L::load(&queries[p][c]).mul_add(lanes, sums[s][p]));
+            let lanes: L = T::load_as(&last, EXACT);
+            for p in 0..P {
+                sums[s][p] = L::load(&query[p * stride + c]).mul_add(lanes, sums[s][p]);
+            }
         }
     }
     reduce(sums)

@@ -10,7 +10,10 @@ use half::bf16;
 
 use super::fp8::F8E4M3;
 
-/// Work that is generic over the lanes it runs on. Mark `run` `#[inline(always)]`, and everything it calls with lanes.
+/// Work that is generic over the lanes it runs on.
+///
+/// Mark `run` `#[inline(always)]`, and everything it calls with lanes; and let no closure touch lanes (`for`, not `map`): a
+/// function that is not inlined is compiled without the CPU's features, and each instruction in it becomes a call.
 pub trait LaneOp {
     /// What it gives.
     type Output;
@@ -218,6 +221,30 @@ mod x86 {
     }
 
     // `Avx2` is private to this module and only `run` uses it, so every method below runs on a CPU with the three features.
+
+    /// The upper four lanes added to the lower four.
+    #[inline(always)]
+    fn fold(x: __m256) -> __m128 {
+        // SAFETY: AVX is there (see above).
+        unsafe { _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x)) }
+    }
+
+    /// Transposes both 4 x 4 halves of four rows.
+    #[inline(always)]
+    fn quarter(a: __m256, b: __m256, c: __m256, d: __m256) -> [__m256; 4] {
+        // SAFETY: AVX is there (see above).
+        unsafe {
+            let (ab_low, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let (cd_low, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            [
+                _mm256_shuffle_ps::<0x44>(ab_low, cd_low),
+                _mm256_shuffle_ps::<0xee>(ab_low, cd_low),
+                _mm256_shuffle_ps::<0x44>(ab_high, cd_high),
+                _mm256_shuffle_ps::<0xee>(ab_high, cd_high),
+            ]
+        }
+    }
+
     impl Lanes for Avx2 {
         type Codes = __m256i;
 
@@ -316,9 +343,9 @@ mod x86 {
         fn sum4(all: [Avx2; 4]) -> [f32; 4] {
             // SAFETY: AVX is there; the array has the 16 bytes that are stored.
             unsafe {
-                let half = |x: __m256| _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-                let [a, b, c, d] = all.map(|x| half(x.0));
-                let sums = _mm_add_ps(_mm_hadd_ps(_mm_hadd_ps(a, b), _mm_hadd_ps(c, d)), _mm_setzero_ps());
+                let [a, b, c, d] = all;
+                let low = _mm_hadd_ps(fold(a.0), fold(b.0));
+                let sums = _mm_add_ps(_mm_hadd_ps(low, _mm_hadd_ps(fold(c.0), fold(d.0))), _mm_setzero_ps());
                 let mut out = [0.0; 4];
                 _mm_storeu_ps(out.as_mut_ptr(), sums);
                 out
@@ -328,21 +355,9 @@ mod x86 {
         fn transpose(rows: &mut [Avx2; 8]) {
             // SAFETY: AVX is there.
             unsafe {
-                let r = rows.map(|row| row.0);
-                let pairs: [__m256; 8] = [
-                    _mm256_unpacklo_ps(r[0], r[1]),
-                    _mm256_unpackhi_ps(r[0], r[1]),
-                    _mm256_unpacklo_ps(r[2], r[3]),
-                    _mm256_unpackhi_ps(r[2], r[3]),
-                    _mm256_unpacklo_ps(r[4], r[5]),
-                    _mm256_unpackhi_ps(r[4], r[5]),
-                    _mm256_unpacklo_ps(r[6], r[7]),
-                    _mm256_unpackhi_ps(r[6], r[7]),
-                ];
-                let low = |a, b| _mm256_shuffle_ps::<0x44>(a, b);
-                let high = |a, b| _mm256_shuffle_ps::<0xee>(a, b);
-                let top = [low(pairs[0], pairs[2]), high(pairs[0], pairs[2]), low(pairs[1], pairs[3]), high(pairs[1], pairs[3])];
-                let end = [low(pairs[4], pairs[6]), high(pairs[4], pairs[6]), low(pairs[5], pairs[7]), high(pairs[5], pairs[7])];
+                let [a, b, c, d, e, f, g, h] = *rows;
+                let top = quarter(a.0, b.0, c.0, d.0);
+                let end = quarter(e.0, f.0, g.0, h.0);
                 for i in 0..4 {
                     rows[i] = Avx2(_mm256_permute2f128_ps::<0x20>(top[i], end[i]));
                     rows[i + 4] = Avx2(_mm256_permute2f128_ps::<0x31>(top[i], end[i]));
