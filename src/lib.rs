@@ -20,6 +20,7 @@ pub mod gates;
 pub mod hal;
 pub mod kernels;
 pub mod measure;
+pub mod model;
 pub mod planning;
 pub mod random;
 pub mod runtime;

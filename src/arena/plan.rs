@@ -1,5 +1,8 @@
 //! The plan of an arena: names to offsets, no device.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
+
 use serde::Serialize;
 
 use crate::dtype::DType;
@@ -92,6 +95,8 @@ pub struct ArenaPlan {
 
 /// Alignment of every buffer and size of the guard band before the first, between any two and after the last.
 pub const ALIGNMENT_BYTES: u64 = 256;
+/// Granule of the peer slab: exports to other processes are whole pages (msa-spec section 5.7).
+pub const PEER_PAGE_BYTES: u64 = 4096;
 /// Bytes of a guard band at least: the gap to the next buffer's alignment comes on top.
 pub const GUARD_BYTES: u64 = 256;
 
@@ -106,6 +111,17 @@ impl ArenaPlan {
         self.buffers.iter().position(|buffer| buffer.spec.name == name).map(|at| BufferId(at as u32))
     }
 
+    /// Bytes of the buffers of each purpose, largest first; guard bands are in no purpose.
+    pub fn by_purpose(&self) -> Vec<(Purpose, u64)> {
+        let mut sums = BTreeMap::new();
+        for buffer in &self.buffers {
+            *sums.entry(buffer.spec.purpose).or_default() += buffer.bytes;
+        }
+        let mut sums: Vec<(Purpose, u64)> = sums.into_iter().collect();
+        sums.sort_by_key(|&(_, bytes)| Reverse(bytes));
+        sums
+    }
+
     /// Bytes of all slabs.
     pub fn total_bytes(&self) -> u64 {
         self.slabs.iter().map(|slab| slab.bytes).sum()
@@ -116,12 +132,13 @@ impl ArenaPlan {
 #[derive(Debug, Default)]
 pub struct PlanBuilder {
     specs: Vec<BufferSpec>,
+    names: HashSet<String>,
 }
 
 impl PlanBuilder {
     /// Adds a buffer. Panics if the name is taken: names are chosen by chains, not by users.
     pub fn add(&mut self, spec: BufferSpec) -> BufferId {
-        assert!(self.specs.iter().all(|other| other.name != spec.name), "buffer {} is planned twice", spec.name);
+        assert!(self.names.insert(spec.name.clone()), "buffer {} is planned twice", spec.name);
         self.specs.push(spec);
         BufferId(self.specs.len() as u32 - 1)
     }
@@ -146,6 +163,12 @@ impl PlanBuilder {
             let padded = bytes.checked_next_multiple_of(ALIGNMENT_BYTES).and_then(|bytes| bytes.checked_add(GUARD_BYTES));
             slab.bytes = padded.and_then(|bytes| offset.checked_add(bytes)).ok_or_else(overflow)?;
             plan.buffers.push(PlannedBuffer { spec, offset, bytes });
+        }
+        for slab in plan.slabs.iter_mut().filter(|slab| slab.memory == MemoryKind::Peer) {
+            slab.bytes = slab
+                .bytes
+                .checked_next_multiple_of(PEER_PAGE_BYTES)
+                .ok_or_else(|| Error::config("the peer slab does not fit 64 bits").help("lower max_num_seqs"))?;
         }
         Ok(plan)
     }

@@ -1,9 +1,8 @@
 //! Limits: the host values every plan, capture and check comes from.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
+use super::ModelShape;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -100,22 +99,70 @@ impl Limits {
                 return Err(Error::config(format!("{key} = {dtype}: no cache holds that type")).help("use f32, bf16 or fp8_e4m3"));
             }
         }
+        let decode_rows = self.max_num_seqs * (1 + self.num_speculative_tokens);
+        if self.max_num_batched_tokens < decode_rows {
+            let (tokens, seqs) = (self.max_num_batched_tokens, self.max_num_seqs);
+            return Err(Error::config(format!(
+                "max_num_batched_tokens = {tokens}: expected at least {decode_rows}, the rows of a decode step of all max_num_seqs = {seqs}"
+            ))
+            .help(format!("raise max_num_batched_tokens to {decode_rows}, or lower max_num_seqs to {}", (tokens / (decode_rows / seqs)).max(1))));
+        }
         if let CacheBudget::Blocks(0) = self.cache {
             return Err(Error::config("cache_blocks = 0: no sequence could hold a token").help("set at least one block"));
         }
+        if let CacheBudget::Bytes(0) = self.cache {
+            return Err(Error::config("memory = 0: expected bytes of device memory").help("set memory, or cache_blocks instead"));
+        }
         if let CaptureSizes::Max(0) = self.capture {
-            return Err(Error::config("capture = 0: no size would be captured").help("set at least 1 + num_speculative_tokens"));
+            return Err(
+                Error::config("capture_sizes = max=0: no size would be captured").help("set at least 1 + num_speculative_tokens")
+            );
         }
         Ok(())
     }
 
-    /// Reads limits from a TOML file; keys that are missing keep their defaults.
-    pub fn from_toml(path: &Path) -> Result<Limits> {
-        let text = std::fs::read_to_string(path).map_err(|error| Error::input(format!("{}: {error}", path.display())))?;
-        toml::from_str(&text).map_err(|error| {
-            Error::config(format!("{}: {}", path.display(), error.message()))
-                .help("the keys are the fields of Limits, see `capstan plan --help`")
-        })
+    /// Checks the limits against a model: its longest position, heads that must divide over the ranks, and page ids that must
+    /// fit 32 bits. [`ModelShape::validate`] has passed.
+    pub fn validate_for(&self, shape: &ModelShape) -> Result<()> {
+        let world = self.world;
+        if self.max_model_len > shape.max_position_embeddings {
+            let (len, most) = (self.max_model_len, shape.max_position_embeddings);
+            return Err(Error::config(format!(
+                "max_model_len = {len}: the model has {most} positions (max_position_embeddings)"
+            ))
+            .help(format!("lower max_model_len to {most}")));
+        }
+        if !shape.q_heads.is_multiple_of(world) {
+            return Err(Error::config(format!(
+                "world = {world}: {} query heads do not divide over that many ranks",
+                shape.q_heads
+            ))
+            .help("use a world size that divides the heads"));
+        }
+        for (heads, kind) in [(shape.kv_heads, "KV"), (shape.index_heads, "index")] {
+            let replicated = heads > 0 && world.is_multiple_of(heads);
+            if heads > 0 && !heads.is_multiple_of(world) && !replicated {
+                return Err(Error::config(format!(
+                    "world = {world}: {heads} {kind} heads neither divide over nor repeat evenly on the ranks"
+                ))
+                .help("use a world size that divides the heads or is a multiple of them"));
+            }
+        }
+        let (kv_heads, index_heads) = ((shape.kv_heads / world).max(1), (shape.index_heads / world).max(1));
+        if !kv_heads.is_multiple_of(index_heads) {
+            return Err(Error::config(format!("world = {world}: a rank has {kv_heads} KV heads but {index_heads} index heads"))
+                .help("use a world size at which each index head serves whole KV heads"));
+        }
+        if let CacheBudget::Blocks(blocks) = self.cache {
+            // Each block owns 2 * block_size / 16 page ids a KV head, and ids are i32.
+            let ids = u64::from(shape.block_size / 8) * u64::from(kv_heads);
+            let most = (i32::MAX as u64 / ids.max(1)).min(u64::from(u32::MAX));
+            if u64::from(blocks) > most {
+                return Err(Error::config(format!("cache_blocks = {blocks}: page ids past {most} blocks do not fit 32 bits"))
+                    .help(format!("lower cache_blocks to {most}")));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -134,12 +181,39 @@ mod tests {
             ("rank", Limits { rank: 1, ..Limits::default() }),
             ("kv_dtype", Limits { kv_dtype: DType::I32, ..Limits::default() }),
             ("cache_blocks", Limits { cache: CacheBudget::Blocks(0), ..Limits::default() }),
+            ("memory", Limits { cache: CacheBudget::Bytes(0), ..Limits::default() }),
+            ("capture_sizes", Limits { capture: CaptureSizes::Max(0), ..Limits::default() }),
             ("ring_slots", Limits { ring_slots: 0, ..Limits::default() }),
+            ("max_num_batched_tokens", Limits { max_num_batched_tokens: 255, ..Limits::default() }),
+            ("max_num_batched_tokens", Limits { num_speculative_tokens: 3, max_num_batched_tokens: 1023, ..Limits::default() }),
         ];
         for (key, limits) in bad {
             let error = limits.validate().unwrap_err();
             assert!(error.to_string().contains(key) && error.help_line().is_some(), "{error}");
         }
         Limits::default().validate().unwrap();
+    }
+
+    #[test]
+    fn limits_that_do_not_suit_the_model_name_their_key() {
+        let m3 = ModelShape::minimax_m3();
+        let bad = [
+            ("max_model_len", Limits { max_model_len: (1 << 20) + 1, ..Limits::default() }, m3.clone()),
+            ("world = 3", Limits { world: 3, ..Limits::default() }, m3.clone()),
+            (
+                "KV heads",
+                Limits { world: 4, ..Limits::default() },
+                ModelShape { kv_heads: 6, index_heads: 6, q_heads: 96, ..m3.clone() },
+            ),
+            ("index heads", Limits { world: 2, ..Limits::default() }, ModelShape { kv_heads: 2, index_heads: 4, ..m3.clone() }),
+            ("cache_blocks", Limits { cache: CacheBudget::Blocks(u32::MAX), ..Limits::default() }, m3.clone()),
+        ];
+        for (key, limits, shape) in bad {
+            let error = limits.validate_for(&shape).unwrap_err();
+            assert!(error.to_string().contains(key) && error.help_line().is_some(), "{error}");
+        }
+        for world in [1, 2, 4, 8] {
+            Limits { world, max_model_len: 1 << 20, ..Limits::default() }.validate_for(&m3).unwrap();
+        }
     }
 }

@@ -1,8 +1,10 @@
 //! What everything is sized from: limits and a model's shape; and the gates that pick an implementation.
 
+mod input;
 mod limits;
 mod model;
 
+pub use input::{ByteCount, KEYS, LimitsInput};
 pub use limits::{CacheBudget, CaptureSizes, Limits};
 pub use model::ModelShape;
 

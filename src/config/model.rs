@@ -251,19 +251,31 @@ impl Reader {
         Ok(Reader { file: file.to_path_buf(), text })
     }
 
-    fn missing(&self, key: &str, expected: &str) -> Error {
-        Error::config(format!("{}: {key}: expected {expected}", self.file.display()))
-            .help("add the key; a MiniMax-M3 config.json has it")
+    /// The error for what stands at `paths`, or does not: names the file, the key under the naming in use, and what was expected.
+    fn wrong(&self, paths: &[&str], expected: &str) -> Error {
+        let file = self.file.display();
+        match self.locate(paths) {
+            Some((path, value)) => {
+                Error::config(format!("{file}: {path} = {value}: expected {expected}")).help(format!("change {path}"))
+            }
+            None => Error::config(format!("{file}: {} is missing: expected {expected}", paths.join(" or ")))
+                .help("add the key; a MiniMax-M3 config.json has it"),
+        }
     }
 
     /// The first of `paths` (dotted) that is there and not null.
+    fn locate<'a>(&self, paths: &[&'a str]) -> Option<(&'a str, &Value)> {
+        let at = |path: &str| path.split('.').try_fold(&self.text, |at, key| at.get(key)).filter(|value| !value.is_null());
+        paths.iter().find_map(|&path| Some((path, at(path)?)))
+    }
+
     fn find(&self, paths: &[&str]) -> Option<&Value> {
-        paths.iter().find_map(|path| path.split('.').try_fold(&self.text, |at, key| at.get(key)).filter(|value| !value.is_null()))
+        self.locate(paths).map(|(_, value)| value)
     }
 
     fn u32(&self, paths: &[&str]) -> Result<u32> {
         let value = self.find(paths).and_then(Value::as_u64).and_then(|value| u32::try_from(value).ok());
-        value.ok_or_else(|| self.missing(paths[0], "a whole number below 2^32"))
+        value.ok_or_else(|| self.wrong(paths, "a whole number below 2^32"))
     }
 
     fn u32_or(&self, paths: &[&str], default: u32) -> Result<u32> {
@@ -271,7 +283,7 @@ impl Reader {
     }
 
     fn f64(&self, paths: &[&str]) -> Result<f64> {
-        self.find(paths).and_then(Value::as_f64).ok_or_else(|| self.missing(paths[0], "a number"))
+        self.find(paths).and_then(Value::as_f64).ok_or_else(|| self.wrong(paths, "a number"))
     }
 
     fn f64_or(&self, paths: &[&str], default: f64) -> Result<f64> {
@@ -280,11 +292,11 @@ impl Reader {
 
     /// Per-layer flags: numbers (0 or not) or names compared with `set`.
     fn flags(&self, paths: &[&str], set: &str, unset: &str, layers: usize) -> Result<Vec<bool>> {
-        let key = paths.iter().find(|path| self.find(&[path]).is_some()).unwrap_or(&paths[0]);
         let list =
-            self.find(&[key]).and_then(Value::as_array).ok_or_else(|| self.missing(paths[0], "a list with one entry a layer"))?;
+            self.find(paths).and_then(Value::as_array).ok_or_else(|| self.wrong(paths, "a list with one entry a layer"))?;
         if list.len() != layers {
-            let message = format!("{}: {} has {} entries for {layers} layers", self.file.display(), key, list.len());
+            let path = self.locate(paths).map_or(paths[0], |(path, _)| path);
+            let message = format!("{}: {path} has {} entries for {layers} layers", self.file.display(), list.len());
             return Err(Error::config(message).help("the list needs one entry for each of num_hidden_layers"));
         }
         list.iter()
@@ -292,7 +304,7 @@ impl Reader {
                 Value::Number(number) => Ok(number.as_f64() != Some(0.0)),
                 Value::String(name) if name == set => Ok(true),
                 Value::String(name) if name == unset => Ok(false),
-                other => Err(self.missing(key, &format!("0, 1, \"{set}\" or \"{unset}\", found {other}"))),
+                other => Err(self.wrong(paths, &format!("0, 1, \"{set}\" or \"{unset}\", found {other}"))),
             })
             .collect()
     }
@@ -301,7 +313,7 @@ impl Reader {
         self.refuse_unsupported()?;
         let layers = self.u32(&["num_hidden_layers"])?;
         if layers == 0 || layers > 4096 {
-            return Err(self.missing("num_hidden_layers", "1 to 4096"));
+            return Err(self.wrong(&["num_hidden_layers"], "1 to 4096"));
         }
         let layers = layers as usize;
         let head_dim = self.u32(&["head_dim"])?;
@@ -348,7 +360,7 @@ impl Reader {
     }
 
     fn eos_tokens(&self) -> Result<Vec<u32>> {
-        let bad = || self.missing("eos_token_id", "a token id or a list of them");
+        let bad = || self.wrong(&["eos_token_id"], "a token id or a list of them");
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(bad);
         match self.find(&["eos_token_id"]) {
             None => Ok(Vec::new()),
@@ -373,11 +385,24 @@ impl Reader {
         {
             return refuse("rope_type", kind, "\"default\"");
         }
+        if let Some(act) = self.find(&["hidden_act"])
+            && !matches!(act.as_str(), Some("swigluoai" | "silu"))
+        {
+            // Re-saved configs say silu: the gate is SwiGLU-OAI under either name.
+            return refuse("hidden_act", act, "\"swigluoai\" or \"silu\"");
+        }
+        for (key, plain) in [("attention_bias", false), ("sparse_attention_config.use_sparse_attention", true)] {
+            if let Some(found) = self.find(&[key])
+                && found.as_bool() != Some(plain)
+            {
+                return refuse(key, found, if plain { "true" } else { "false" });
+            }
+        }
         for key in ["sparse_attention_config.sparse_disable_index_value", "sparse_attention_config.sparse_disable_index_output"] {
-            // A list has one flag a layer; where all say "disabled" there is nothing to compute.
+            // A list has one flag a layer; where each says "disabled" there is nothing to compute.
             let enabled = |flag: &Value| flag.as_bool() == Some(false) || flag.as_i64() == Some(0);
             if let Some(value) = self.find(&[key])
-                && value.as_array().map_or_else(|| enabled(value), |list| list.iter().all(enabled))
+                && value.as_array().map_or_else(|| enabled(value), |list| list.iter().any(enabled))
             {
                 return refuse(key, value, "index value and output projections disabled");
             }
@@ -390,10 +415,13 @@ impl Reader {
 mod tests {
     use super::*;
 
+    fn fixtures() -> PathBuf {
+        std::env::var_os("CAPSTAN_FIXTURES")
+            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures"), PathBuf::from)
+    }
+
     fn fixture(name: &str) -> ModelShape {
-        let root = std::env::var("CAPSTAN_FIXTURES")
-            .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/fixtures").into());
-        ModelShape::read(&Path::new(&root).join(name)).unwrap()
+        ModelShape::read(&fixtures().join(name)).unwrap()
     }
 
     #[test]
@@ -408,8 +436,7 @@ mod tests {
     #[test]
     fn errors_name_file_and_key() {
         let dir = tempfile::tempdir().unwrap();
-        let nano =
-            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/fixtures/m3-nano/config.json")).unwrap();
+        let nano = std::fs::read_to_string(fixtures().join("m3-nano/config.json")).unwrap();
         let cases = [
             (nano.replace("\"hidden_size\"", "\"hidden\""), "hidden_size"),
             (nano.replace("\"head_dim\": 32", "\"head_dim\": \"wide\""), "head_dim"),
@@ -417,6 +444,7 @@ mod tests {
             (nano.replace("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"), "3 KV heads"),
             (nano.replace("\"rope_type\": \"default\"", "\"rope_type\": \"yarn\""), "rope_type"),
             (nano.replace("minimax_m3_sparse", "linear"), "layer_types"),
+            (nano.replace("\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\""), "hidden_act"),
             ("{".to_string(), "config.json"),
         ];
         for (text, key) in cases {
@@ -426,5 +454,31 @@ mod tests {
             assert!(error.contains(key) && error.contains("config.json"), "{key}: {error}");
         }
         assert!(ModelShape::read(&dir.path().join("none")).is_err());
+        let published = fixtures().join("m3-nano-published/config.json");
+        let published: Value = serde_json::from_str(&std::fs::read_to_string(published).unwrap()).unwrap();
+        for (key, value) in [
+            ("sparse_score_type", serde_json::json!("sum")),
+            ("use_sparse_attention", serde_json::json!(false)),
+            ("sparse_disable_index_value", serde_json::json!([1, 0, 1])),
+            ("sparse_topk_blocks", serde_json::json!(null)),
+            ("sparse_attention_freq", serde_json::json!([0, 1])),
+        ] {
+            let mut config = published.clone();
+            config["text_config"]["sparse_attention_config"][key] = value;
+            std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+            let error = ModelShape::read(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(key) && error.contains("config.json"), "{key}: {error}");
+        }
+    }
+
+    #[test]
+    fn toml_of_the_same_fields_reads_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("nano.toml");
+        std::fs::write(&file, toml::to_string(&ModelShape::nano()).unwrap()).unwrap();
+        assert_eq!(ModelShape::read(&file).unwrap(), ModelShape::nano());
+        std::fs::write(&file, toml::to_string(&ModelShape::nano()).unwrap().replace("q_heads", "heads")).unwrap();
+        let error = ModelShape::read(&file).unwrap_err().to_string();
+        assert!(error.contains("nano.toml") && error.contains("heads"), "{error}");
     }
 }

@@ -9,6 +9,10 @@
 
 #![expect(unsafe_code, reason = "declares the contracts of raw launches; calls none")]
 
+pub mod cpu;
+pub mod null;
+mod record;
+
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +20,23 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use serde::Serialize;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+/// Opens a device by name: `cpu`, `null`, `hip`, `cuda`, or `auto`, which takes the first GPU there is and else the CPU.
+///
+/// Errors: the name is none of these, or the device or its driver is not there.
+pub fn open(name: &str) -> Result<Arc<dyn Device>> {
+    match name {
+        "cpu" => Ok(cpu::CpuDevice::new(0)?),
+        "null" => Ok(null::NullDevice::new()),
+        "auto" => ["hip", "cuda"].into_iter().find_map(|name| open(name).ok()).map_or_else(|| open("cpu"), Ok),
+        "hip" | "cuda" => {
+            Err(Error::unavailable(format!("device {name} is not built into this version"))
+                .help("use --device cpu or --device null"))
+        }
+        _ => Err(Error::config(format!("unknown device {name:?}")).help("use one of auto, cpu, null, hip, cuda")),
+    }
+}
 
 /// An address in a device's memory space; on the CPU device it is a host address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]

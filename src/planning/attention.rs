@@ -228,13 +228,6 @@ impl AttentionBuffers {
             layers: layer_buffers,
         }
     }
-
-    /// Cache bytes of one block over all layers.
-    pub fn block_bytes(dims: &AttentionDims, limits: &Limits, layers: &[bool]) -> u64 {
-        let kv = 2 * u64::from(dims.block_size) * u64::from(dims.kv_heads) * u64::from(dims.head_dim) * limits.kv_dtype.bytes();
-        let index = u64::from(dims.block_size) * u64::from(dims.index_dim) * limits.index_dtype.bytes();
-        layers.iter().map(|&sparse| kv + if sparse { index } else { 0 }).sum()
-    }
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ mod budget;
 mod msa;
 
 pub use attention::{AttentionBuffers, AttentionDims, LayerBuffers, score_width};
-pub use budget::{cache_blocks, check_fit};
-pub use msa::MsaPlan;
+pub use budget::{cache_blocks, check_fit, device_bytes};
+pub use msa::{MsaPlan, step_layout};
 
 use crate::arena::{BufferId, BufferSpec, PlanBuilder, Purpose};
 use crate::dtype::DType;

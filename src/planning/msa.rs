@@ -1,11 +1,11 @@
 //! The plan of the sparse-attention chain alone.
 
-use super::{AttentionBuffers, AttentionDims, cache_blocks, device_buffer};
+use super::{AttentionBuffers, AttentionDims, cache_blocks, check_fit, device_buffer};
 use crate::arena::{ArenaPlan, BufferId, PlanBuilder, Purpose};
 use crate::chain::{StepBuffers, StepLayout};
 use crate::config::{Limits, ModelShape, max_capture_rows};
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Block-table updates a step carries beside one for each sequence.
 const SPARE_UPDATES: u32 = 64;
@@ -44,27 +44,30 @@ impl MsaPlan {
     pub fn new(shape: &ModelShape, limits: &Limits) -> Result<MsaPlan> {
         limits.validate()?;
         shape.validate()?;
-        let dims = AttentionDims::new(shape, limits);
-        let sparse: Vec<bool> = shape.sparse_attention.iter().copied().filter(|&sparse| sparse).collect();
-        let block_bytes = AttentionBuffers::block_bytes(&dims, limits, &sparse);
-        let blocks = cache_blocks(limits, shape.block_size, block_bytes, |blocks| {
-            Ok(Self::with_blocks(shape, limits, dims, &sparse, blocks)?.arena)
-        })?;
-        Self::with_blocks(shape, limits, dims, &sparse, blocks)
+        limits.validate_for(shape)?;
+        if !shape.sparse_attention.contains(&true) {
+            return Err(Error::config("no layer of the model has sparse attention: there is no such chain to plan")
+                .help("use a model whose sparse_attention_freq or layer_types names sparse layers"));
+        }
+        let blocks =
+            cache_blocks(limits, shape.block_size, |limits, blocks| Ok(Self::with_blocks(shape, limits, blocks)?.arena))?;
+        Self::with_blocks(shape, limits, blocks)
     }
 
-    fn with_blocks(
-        shape: &ModelShape,
-        limits: &Limits,
-        dims: AttentionDims,
-        sparse: &[bool],
-        cache_blocks: u32,
-    ) -> Result<MsaPlan> {
+    /// Refuses the plan if it does not fit `bytes` of device memory; says which limit to lower to what.
+    pub fn check_fit(&self, bytes: u64) -> Result<()> {
+        let plan = |limits: &Limits, blocks| Ok(Self::with_blocks(&self.shape, limits, blocks)?.arena);
+        check_fit(&self.limits, self.shape.block_size, bytes, plan)
+    }
+
+    fn with_blocks(shape: &ModelShape, limits: &Limits, cache_blocks: u32) -> Result<MsaPlan> {
+        let dims = AttentionDims::new(shape, limits);
+        let sparse: Vec<bool> = shape.sparse_attention.iter().copied().filter(|&sparse| sparse).collect();
         let layout = step_layout(shape, limits, cache_blocks)?;
         let rows = layout.row_capacity;
         let mut plan = PlanBuilder::default();
         let step = StepBuffers::plan(&layout, &mut plan);
-        let attention = AttentionBuffers::plan(&dims, limits, rows, cache_blocks, sparse, &mut plan);
+        let attention = AttentionBuffers::plan(&dims, limits, rows, cache_blocks, &sparse, &mut plan);
         let vocab = dims.q_heads * dims.head_dim;
         let width = dims.packed_width(true);
         let (f32, i32) = (DType::F32, DType::I32);
