@@ -12,6 +12,8 @@
 pub mod arena;
 pub mod capture;
 pub mod chain;
+#[cfg(feature = "cli")]
+pub mod cli;
 pub mod config;
 pub mod dtype;
 pub mod engine;

@@ -1,5 +1,5 @@
 //! The `capstan` command.
 
 fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+    capstan::cli::main()
 }

@@ -72,15 +72,17 @@ impl Arena<Planning> {
             slabs.allocations.push(allocation);
         }
         let stream = device.create_stream()?;
-        for allocation in &slabs.allocations {
-            // SAFETY: the range is the allocation that was just made.
-            unsafe { stream.fill(allocation.ptr, GUARD_PATTERN, allocation.bytes) }?;
-        }
         let ranges = plan.buffers.iter().enumerate().map(|(at, buffer)| {
             let slab = slabs.of(buffer.spec.memory).expect("invariant: the plan has a slab for every buffer");
             LedgerEntry { buffer: BufferId(at as u32), ptr: slab.ptr.add(buffer.offset), bytes: buffer.bytes }
         });
         let ledger = Ledger::new(ranges);
+        for slab in &slabs.allocations {
+            for band in bands(&plan, slab) {
+                // SAFETY: the plan places every band inside its slab.
+                unsafe { stream.fill(slab.ptr.add(band.from), GUARD_PATTERN, band.to - band.from) }?;
+            }
+        }
         for (at, buffer) in plan.buffers.iter().enumerate().filter(|(_, buffer)| buffer.bytes > 0) {
             let entry = ledger.entry(BufferId(at as u32));
             // SAFETY: the plan places every buffer inside its slab.
@@ -151,24 +153,18 @@ impl Arena<Sealed> {
         if !self.slabs.device.info().executes {
             return Ok(());
         }
+        let mut bytes = Vec::new();
         for slab in &self.slabs.allocations {
-            let mut buffers: Vec<_> = self.plan.buffers.iter().filter(|buffer| buffer.spec.memory == slab.kind).collect();
-            buffers.sort_by_key(|buffer| buffer.offset);
-            let (mut from, mut before) = (0, "the start of the slab");
-            for next in buffers.iter().map(Some).chain([None]) {
-                let (to, after) = next.map_or((slab.bytes, "the end of the slab"), |next| (next.offset, next.spec.name.as_str()));
-                let mut band = vec![0; (to - from) as usize];
-                // SAFETY: the band lies inside the slab: the plan's offsets do.
-                unsafe { self.stream.read(slab.ptr.add(from), &mut band) }?;
-                if let Some(at) = band.iter().position(|&byte| byte != GUARD_PATTERN) {
+            for Band { from, to, before, after } in bands(&self.plan, slab) {
+                bytes.resize((to - from) as usize, 0);
+                // SAFETY: the plan places every band inside its slab.
+                unsafe { self.stream.read(slab.ptr.add(from), &mut bytes) }?;
+                if let Some(at) = bytes.iter().position(|&byte| byte != GUARD_PATTERN) {
                     return Err(Error::invariant(
                         "GUARD-1",
                         format!("the guard band between {before} and {after} is damaged, {at} bytes in"),
                     )
                     .help(format!("a kernel writes past the end of {before} or before the start of {after}")));
-                }
-                if let Some(next) = next {
-                    (from, before) = (next.offset + next.bytes, &next.spec.name);
                 }
             }
         }
@@ -184,6 +180,28 @@ impl Arena<Sealed> {
         );
         entry.ptr.add(offset)
     }
+}
+
+/// A guard band: its range in the slab and what lies on its sides.
+struct Band<'a> {
+    from: u64,
+    to: u64,
+    before: &'a str,
+    after: &'a str,
+}
+
+/// The guard bands of a slab, from its start to its end; the gaps that alignment leaves belong to them.
+fn bands<'a>(plan: &'a ArenaPlan, slab: &Allocation) -> Vec<Band<'a>> {
+    let mut buffers: Vec<_> = plan.buffers.iter().filter(|buffer| buffer.spec.memory == slab.kind).collect();
+    buffers.sort_by_key(|buffer| buffer.offset);
+    let mut bands = Vec::with_capacity(buffers.len() + 1);
+    let (mut from, mut before) = (0, "the start of the slab");
+    for next in buffers {
+        bands.push(Band { from, to: next.offset, before, after: &next.spec.name });
+        (from, before) = (next.offset + next.bytes, &next.spec.name);
+    }
+    bands.push(Band { from, to: slab.bytes, before, after: "the end of the slab" });
+    bands
 }
 
 fn describe(error: Error, plan: &ArenaPlan, kind: MemoryKind) -> Error {

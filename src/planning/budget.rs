@@ -2,6 +2,9 @@
 //!
 //! A plan is pure and cheap, so the advice is found by planning again with other limits: what it says fits, fits.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use crate::arena::ArenaPlan;
 use crate::config::{ByteCount, CacheBudget, Limits};
 use crate::error::{Error, Result};
@@ -38,12 +41,7 @@ pub fn check_fit(limits: &Limits, block_size: u32, bytes: u64, plan: impl Fn(&Li
     if needed <= bytes {
         return Ok(());
     }
-    let mut buffers: Vec<_> = arena.buffers.iter().filter(|buffer| buffer.spec.memory != MemoryKind::Pinned).collect();
-    buffers.sort_by_key(|buffer| std::cmp::Reverse(buffer.bytes));
-    let show = |buffer: &&crate::arena::PlannedBuffer| {
-        format!("{} {} {}", buffer.spec.name, buffer.spec.formula, ByteCount(buffer.bytes))
-    };
-    let named: Vec<String> = buffers.iter().take(4).map(show).collect();
+    let named: Vec<String> = largest_buffers(&arena).into_iter().take(4).collect();
     let fits = |limits: &Limits| limits.validate().is_ok() && whole(limits).is_ok_and(|plan| device_bytes(&plan) <= bytes);
     let message = format!(
         "the plan needs {} of device memory, {} are there; the largest buffers are {}",
@@ -95,6 +93,24 @@ fn largest(low: u32, high: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
         }
     }
     Some(good)
+}
+
+/// Device buffers by size, largest first; those that every layer has count together.
+fn largest_buffers(arena: &ArenaPlan) -> Vec<String> {
+    let mut sums: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
+    for buffer in arena.buffers.iter().filter(|buffer| buffer.spec.memory != MemoryKind::Pinned) {
+        let name = buffer.spec.name.as_str();
+        let kind = if name.starts_with("layer") { name.split_once('.').map_or(name, |(_, kind)| kind) } else { name };
+        let (count, bytes) = sums.entry((kind, &buffer.spec.formula)).or_default();
+        (*count, *bytes) = (*count + 1, *bytes + buffer.bytes);
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by_key(|&(_, (_, bytes))| Reverse(bytes));
+    let show = |((kind, formula), (count, bytes)): ((&str, &str), (u64, u64))| match count {
+        1 => format!("{kind} {formula} {}", ByteCount(bytes)),
+        _ => format!("{count} x {kind} {formula} {}", ByteCount(bytes)),
+    };
+    sums.into_iter().map(show).collect()
 }
 
 fn longest_blocks(limits: &Limits, block_size: u32) -> u32 {

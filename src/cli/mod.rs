@@ -1,0 +1,140 @@
+//! The `capstan` command: one file a subcommand, the same long flags everywhere.
+//!
+//! Results go to stdout (`--json` for machines), logs and progress to stderr (`RUST_LOG` says how much). Exit codes: 0 done,
+//! 1 failed, 2 wrong usage or configuration, 3 an invariant is broken.
+
+mod plan;
+mod table;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::config::{Limits, LimitsInput, ModelShape};
+use crate::error::{Error, Result};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "capstan",
+    version,
+    about = "Graph-capture-first LLM decode: capture once, replay every token",
+    max_term_width = 110
+)]
+struct Command {
+    #[command(subcommand)]
+    run: Run,
+}
+
+#[derive(Debug, Subcommand)]
+enum Run {
+    /// Show every persistent buffer that a model and limits ask for; needs no device
+    Plan(plan::PlanArgs),
+}
+
+/// Flags that every subcommand takes.
+#[derive(Debug, Args)]
+struct Shared {
+    /// Device to use
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto, value_name = "DEVICE")]
+    device: DeviceChoice,
+    /// Model: a directory with a config.json, or a .json or .toml file
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// TOML file of limits; flags go before it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    limits: LimitsInput,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The devices a user can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DeviceChoice {
+    /// The first of hip, cuda and cpu that is there
+    Auto,
+    /// The host's cores
+    Cpu,
+    /// Records and runs nothing
+    Null,
+    /// AMD
+    Hip,
+    /// NVIDIA
+    Cuda,
+}
+
+impl Shared {
+    /// The model's path; an error that names the flag if it is not given.
+    fn model(&self) -> Result<&Path> {
+        self.model.as_deref().ok_or_else(|| {
+            Error::config("--model is missing: there is no model to plan for")
+                .help("pass --model DIR, a directory with a config.json")
+        })
+    }
+
+    /// The model's shape.
+    fn shape(&self) -> Result<ModelShape> {
+        ModelShape::read(self.model()?)
+    }
+
+    /// The limits (flags, then the file of `--config`, then defaults that suit the model), and the device memory the plan has
+    /// to fit, if it was given.
+    fn limits(&self, shape: &ModelShape) -> Result<(Limits, Option<u64>)> {
+        let file = self.config.as_deref().map(LimitsInput::read).transpose()?.unwrap_or_default();
+        let input = self.limits.clone().or(file);
+        Ok((input.resolve(shape)?, input.memory.map(|memory| memory.0)))
+    }
+}
+
+/// Parses the command line, runs it, and says how it went.
+pub fn main() -> ExitCode {
+    let command = Command::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let outcome = match command.run {
+        Run::Plan(args) => plan::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
+}
+
+/// Writes a result to stdout. A reader that has gone away (`| head`) ends the program quietly, as it would any other.
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(|error| Error::input(format!("stdout: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::config::KEYS;
+
+    #[test]
+    fn the_command_line_is_sound_and_every_key_of_a_file_is_a_flag() {
+        Command::command().debug_assert();
+        let command = Command::command();
+        for sub in command.get_subcommands() {
+            let flags: Vec<_> = sub.get_arguments().filter_map(|arg| arg.get_long()).collect();
+            for key in KEYS {
+                assert!(flags.contains(&key.replace('_', "-").as_str()), "{} has no flag for {key}", sub.get_name());
+            }
+        }
+    }
+}
