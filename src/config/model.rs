@@ -174,19 +174,19 @@ impl ModelShape {
                 "both lists need one entry a layer",
             );
         }
-        if self.q_heads % self.kv_heads != 0 {
+        if !self.q_heads.is_multiple_of(self.kv_heads) {
             return fail(
                 format!("{} query heads do not divide over {} KV heads", self.q_heads, self.kv_heads),
                 "query heads are a multiple of KV heads",
             );
         }
-        if self.rotary_dim > self.head_dim || self.rotary_dim % 2 != 0 {
+        if self.rotary_dim > self.head_dim || !self.rotary_dim.is_multiple_of(2) {
             return fail(
                 format!("rotary_dim = {} in heads of {}", self.rotary_dim, self.head_dim),
                 "expected an even number up to head_dim",
             );
         }
-        if self.head_dim % 16 != 0 {
+        if !self.head_dim.is_multiple_of(16) {
             return fail(
                 format!("head_dim = {}: pages hold channels in groups of 16 bytes", self.head_dim),
                 "expected a multiple of 16",
@@ -208,7 +208,7 @@ impl ModelShape {
                     "all three must be at least 1",
                 );
             }
-            if self.kv_heads % self.index_heads != 0 {
+            if !self.kv_heads.is_multiple_of(self.index_heads) {
                 return fail(
                     format!("{} KV heads over {} index heads", self.kv_heads, self.index_heads),
                     "KV heads are a multiple of index heads",

@@ -32,7 +32,7 @@ impl Ptr {
     /// The buffer and offset of a symbolic pointer; `None` for null or an address.
     pub fn as_symbol(self) -> Option<(u32, u64)> {
         (self.0 & Self::SYMBOL != 0)
-            .then(|| (((self.0 & !Self::SYMBOL) >> Self::OFFSET_BITS) as u32, self.0 & ((1 << Self::OFFSET_BITS) - 1)))
+            .then_some((((self.0 & !Self::SYMBOL) >> Self::OFFSET_BITS) as u32, self.0 & ((1 << Self::OFFSET_BITS) - 1)))
     }
 }
 

@@ -164,7 +164,7 @@ fn unknown(call: &'static str, allocation: &Allocation) -> Error {
 #[cfg(target_os = "linux")]
 fn machine_bytes() -> u64 {
     let info = rustix::system::sysinfo();
-    u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit))
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -55,6 +55,7 @@ struct Commands {
     space_waiters: usize,
 }
 
+#[expect(clippy::large_enum_variant, reason = "the queue is allocated once; boxing a launch would allocate on the hot path")]
 enum Command {
     Kernel { kernel: CpuKernel, shape: LaunchShape, args: Args },
     Copy { dst: DevicePtr, src: DevicePtr, bytes: u64 },
@@ -66,6 +67,7 @@ enum Command {
 }
 
 /// A launch's arguments, 16-byte aligned.
+#[expect(clippy::large_enum_variant, reason = "the common case is inline, so that a launch allocates nothing")]
 enum Args {
     Inline(InlineArgs, usize),
     Heap(Box<[u128]>, usize),

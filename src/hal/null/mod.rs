@@ -40,7 +40,6 @@ struct Shared {
 
 impl NullDevice {
     /// A null device with a pebibyte of memory.
-    #[expect(clippy::new_ret_no_self, reason = "devices are shared from the start, as CpuDevice::new gives them")]
     pub fn new() -> Arc<NullDevice> {
         let info = DeviceInfo {
             platform: Platform::Null,
