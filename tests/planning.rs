@@ -107,7 +107,7 @@ proptest! {
     #[test]
     fn a_score_row_holds_every_block_in_whole_strips(len in 1u32..=1 << 24, block in prop::sample::select(vec![16u32, 64, 128])) {
         let width = score_width(len, block);
-        prop_assert!(width >= len.div_ceil(block) && width % 64 == 0 && (width / 64).is_power_of_two());
+        prop_assert!(width >= len.div_ceil(block) && width.is_multiple_of(64) && (width / 64).is_power_of_two());
         prop_assert!(width == 64 || width / 2 < len.div_ceil(block), "twice as wide as needed");
     }
 }
