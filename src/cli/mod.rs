@@ -3,17 +3,25 @@
 //! Results go to stdout (`--json` for machines), logs and progress to stderr (`RUST_LOG` says how much). Exit codes: 0 done,
 //! 1 failed, 2 wrong usage or configuration, 3 an invariant is broken.
 
+mod bench;
+mod demo;
+mod devices;
 mod plan;
+mod progress;
+mod report;
+mod run;
 mod table;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::config::{Limits, LimitsInput, ModelShape};
 use crate::error::{Error, Result};
+use crate::hal::{self, Device};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -24,13 +32,21 @@ use crate::error::{Error, Result};
 )]
 struct Command {
     #[command(subcommand)]
-    run: Run,
+    subcommand: Job,
 }
 
 #[derive(Debug, Subcommand)]
-enum Run {
+enum Job {
     /// Show every persistent buffer that a model and limits ask for; needs no device
     Plan(plan::PlanArgs),
+    /// Make a small model, capture, serve a burst of requests and check every token: the main job
+    Demo(demo::DemoArgs),
+    /// Serve a workload on the sparse-attention chain alone, each step checked
+    Run(run::RunArgs),
+    /// Show the devices that are there, and why others are not
+    Devices(devices::DevicesArgs),
+    /// Measure replay latency by rows and nodes
+    Bench(bench::BenchArgs),
 }
 
 /// Flags that every subcommand takes.
@@ -84,6 +100,28 @@ impl Shared {
         ModelShape::read(self.model()?)
     }
 
+    /// The shape of `--model`, or `default` without one.
+    fn shape_or(&self, default: ModelShape) -> Result<ModelShape> {
+        self.model.as_deref().map_or(Ok(default), ModelShape::read)
+    }
+
+    /// Opens the device of `--device`.
+    fn open_device(&self) -> Result<Arc<dyn Device>> {
+        hal::open(match self.device {
+            DeviceChoice::Auto => "auto",
+            DeviceChoice::Cpu => "cpu",
+            DeviceChoice::Null => "null",
+            DeviceChoice::Hip => "hip",
+            DeviceChoice::Cuda => "cuda",
+        })
+    }
+
+    /// The limits with a command's own defaults below flags and file.
+    fn limits_or(&self, defaults: LimitsInput, shape: &ModelShape) -> Result<Limits> {
+        let file = self.config.as_deref().map(LimitsInput::read).transpose()?.unwrap_or_default();
+        self.limits.clone().or(file).or(defaults).resolve(shape)
+    }
+
     /// The limits (flags, then the file of `--config`, then defaults that suit the model), and the device memory the plan has
     /// to fit, if it was given.
     fn limits(&self, shape: &ModelShape) -> Result<(Limits, Option<u64>)> {
@@ -98,16 +136,25 @@ pub fn main() -> ExitCode {
     let command = Command::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
-    let outcome = match command.run {
-        Run::Plan(args) => plan::run(&args),
+    let outcome = match command.subcommand {
+        Job::Plan(args) => done(plan::run(&args)),
+        Job::Demo(args) => done(demo::run(&args)),
+        Job::Run(args) => done(run::run(&args)),
+        Job::Devices(args) => done(devices::run(&args)),
+        Job::Bench(args) => done(bench::run(&args)),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::from(error.kind().exit_code())
         }
     }
+}
+
+/// The exit code of a command that has nothing to report but its errors. Commands that compare something choose their own.
+fn done(outcome: Result<()>) -> Result<ExitCode> {
+    outcome.map(|()| ExitCode::SUCCESS)
 }
 
 /// Writes a result to stdout. A reader that has gone away (`| head`) ends the program quietly, as it would any other.

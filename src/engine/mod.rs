@@ -19,6 +19,7 @@ pub use steps::Steps;
 
 use request::Live;
 
+use crate::chain::StepChains;
 use crate::error::{Error, Result};
 use crate::runtime::{BlockId, SequenceStep};
 
@@ -37,6 +38,21 @@ pub struct EngineLimits {
     pub cache_blocks: u32,
     /// Token ids are below this.
     pub vocab: u32,
+}
+
+impl EngineLimits {
+    /// The limits an executor of `chains` has.
+    pub fn of(chains: &dyn StepChains) -> EngineLimits {
+        let (limits, layout) = (chains.limits(), chains.step_layout());
+        EngineLimits {
+            max_model_len: limits.max_model_len,
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: limits.max_num_batched_tokens,
+            block_size: layout.block_size,
+            cache_blocks: layout.cache_blocks,
+            vocab: chains.vocab(),
+        }
+    }
 }
 
 /// What one [`Engine::step`] did.
@@ -115,6 +131,21 @@ impl<S: Steps> Engine<S> {
         let id = self.requests.insert(live);
         self.waiting.push_back(id);
         Ok((id, receiver))
+    }
+
+    /// Submits a request and steps until it has ended, with whatever else is live. Gives its tokens and why it ended.
+    pub fn run(&mut self, request: Request) -> Result<(Vec<i32>, Finish)> {
+        let (_, events) = self.submit(request)?;
+        let mut tokens = Vec::new();
+        loop {
+            for event in events.try_iter() {
+                match event {
+                    Event::Token(token) => tokens.push(token),
+                    Event::Finished(finish) => return Ok((tokens, finish)),
+                }
+            }
+            self.step()?;
+        }
     }
 
     /// Ends a request at the next step. Unknown ids are ignored: it has ended already.

@@ -38,6 +38,18 @@ pub enum Finish {
     Cancelled,
 }
 
+impl Finish {
+    /// The name it has in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Finish::Length => "length",
+            Finish::Stop => "stop",
+            Finish::ModelLength => "model_length",
+            Finish::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// What a request's channel carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {

@@ -1,10 +1,13 @@
 //! Workloads and checks that measure an executor.
 
+mod memory;
 mod replay;
+pub mod serve;
 mod shadow;
 pub mod workload;
 
-pub use crate::random::Random;
+pub use memory::resident_bytes;
 pub use replay::{Probe, ReplayLatency, replay_latency};
-pub use shadow::Shadowed;
+pub use serve::{Check, ServeReport, serve};
+pub use shadow::Watched;
 pub use workload::{Served, Workload};
