@@ -14,12 +14,13 @@ pub struct Ladder {
 }
 
 impl Ladder {
-    /// The sizes of msa-spec section 8: {1, 2, 4}, multiples of 8 below 256, multiples of 16 up to the maximum, and the maximum
-    /// itself; or the user's list. Rounded up to multiples of the query length, those past the maximum dropped.
+    /// The sizes of msa-spec section 8: {1, 2, 4}, multiples of 8 below 256, multiples of 16 up to the maximum, the maximum
+    /// itself and the rows of all sequences at once; or the user's list. Rounded up to multiples of the query length, those past the maximum dropped.
     ///
     /// Errors: no size is left, a user's size past `max_num_batched_tokens`.
     pub fn new(limits: &Limits) -> Result<Ladder> {
         let query_len = 1 + limits.num_speculative_tokens;
+        let decode_max = limits.max_num_seqs.saturating_mul(query_len);
         let default_max =
             (limits.max_num_seqs.saturating_mul(query_len).saturating_mul(2)).min(DEFAULT_MAX).min(limits.max_num_batched_tokens);
         let (listed, max) = match &limits.capture {
@@ -33,8 +34,8 @@ impl Ladder {
                 }
                 (sizes.clone(), sizes.iter().copied().max().unwrap_or(0))
             }
-            CaptureSizes::Max(max) => (default_sizes(*max), *max),
-            CaptureSizes::Default => (default_sizes(default_max), default_max),
+            CaptureSizes::Max(max) => (default_sizes(*max, decode_max), *max),
+            CaptureSizes::Default => (default_sizes(default_max, decode_max), default_max),
         };
         let mut all: Vec<u32> = listed.iter().map(|size| size.next_multiple_of(query_len)).filter(|&size| size <= max).collect();
         all.sort_unstable();
@@ -42,7 +43,6 @@ impl Ladder {
         if all.is_empty() && max >= query_len {
             all.push(query_len);
         }
-        let decode_max = limits.max_num_seqs.saturating_mul(query_len);
         let decode = all.iter().take_while(|&&size| size <= decode_max).count();
         if decode == 0 {
             return Err(Error::config(format!(
@@ -75,12 +75,13 @@ impl Ladder {
     }
 }
 
-fn default_sizes(max: u32) -> Vec<u32> {
+fn default_sizes(max: u32, decode_max: u32) -> Vec<u32> {
     let small = [1, 2, 4].into_iter();
     let middle = (8..256).step_by(8);
     let large = (256..=max).step_by(16);
-    // The exact maximum is always among them: a full batch must not fall off the ladder.
-    small.chain(middle).chain(large).filter(|&size| size <= max).chain((max > 0).then_some(max)).collect()
+    // The exact maximum and the step of all sequences are always among them: a full batch must not fall off the ladder.
+    let exact = [decode_max, max].into_iter().filter(|&size| size > 0);
+    small.chain(middle).chain(large).chain(exact).filter(|&size| size <= max).collect()
 }
 
 #[cfg(test)]
@@ -104,6 +105,7 @@ mod tests {
         let ladder = Ladder::new(&limits(100, 0, CaptureSizes::List(vec![7, 3, 7, 100]))).unwrap();
         assert_eq!(ladder.sizes(), [3, 7, 100]);
         assert_eq!((ladder.pick(1), ladder.pick(4), ladder.pick(100), ladder.pick(101)), (Some(3), Some(7), Some(100), None));
+        assert_eq!(Ladder::new(&limits(100, 0, CaptureSizes::Default)).unwrap().max(), 100, "all sequences at once replay");
         assert_eq!(Ladder::new(&limits(100, 0, CaptureSizes::Max(13))).unwrap().sizes(), [1, 2, 4, 8, 13]);
         assert!(Ladder::new(&limits(100, 0, CaptureSizes::List(vec![0]))).is_err());
         assert!(Ladder::new(&limits(100, 3, CaptureSizes::Max(2))).unwrap_err().to_string().contains("no capture size fits"));

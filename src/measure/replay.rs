@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::workload::quantile;
 use crate::error::Result;
-use crate::runtime::{Executor, Sampling, SequenceId, SequenceStep};
+use crate::runtime::{Executor, Sampling, SequenceStep};
 
 /// Times of one batch size, microseconds.
 #[derive(Clone, Debug, Serialize)]
@@ -28,8 +28,9 @@ pub struct ReplayLatency {
 }
 
 /// Sequences of one length that can be stepped in place again and again.
+#[derive(Debug)]
 pub struct Probe {
-    ids: Vec<SequenceId>,
+    batch: Vec<SequenceStep<'static>>,
     kv_len: u32,
 }
 
@@ -38,56 +39,56 @@ impl Probe {
     pub fn open(executor: &mut Executor, rows: u32, kv_len: u32) -> Result<Probe> {
         let block_size = executor.chains().step_layout().block_size;
         let blocks = kv_len.div_ceil(block_size);
-        let mut ids = Vec::with_capacity(rows as usize);
+        let mut batch = Vec::with_capacity(rows as usize);
         for row in 0..rows {
             let id = executor.open_sequence()?;
             executor.grant_blocks(id, &(row * blocks..(row + 1) * blocks).collect::<Vec<_>>())?;
-            ids.push(id);
+            batch.push(SequenceStep { sequence: id, tokens: &[1], kv_len, sampling: Sampling::GREEDY });
         }
-        Ok(Probe { ids, kv_len })
+        Ok(Probe { batch, kv_len })
     }
 
     /// Closes them.
     pub fn close(self, executor: &mut Executor) -> Result<()> {
-        self.ids.into_iter().try_for_each(|id| executor.close_sequence(id, |_| ()))
+        self.batch.into_iter().try_for_each(|step| executor.close_sequence(step.sequence, |_| ()))
+    }
+
+    /// Steps `count` times.
+    pub fn run(&self, executor: &mut Executor, count: usize) -> Result<()> {
+        (0..count).try_for_each(|_| self.step(executor).map(drop))
     }
 
     /// Steps `count` times; one entry a step: (submit, visible) in microseconds.
-    pub fn step(&self, executor: &mut Executor, count: usize) -> Result<Vec<(f64, f64)>> {
-        let executes = executor.arena().device().info().executes;
-        let batch: Vec<_> = self
-            .ids
-            .iter()
-            .map(|&sequence| SequenceStep { sequence, tokens: &[1], kv_len: self.kv_len, sampling: Sampling::GREEDY })
-            .collect();
-        let mut times = Vec::with_capacity(count);
-        for _ in 0..count {
-            for &id in &self.ids {
-                let held = executor.sequences().get(id)?.kv_len;
-                executor.truncate_sequence(id, held.min(self.kv_len - 1))?;
-                if held < self.kv_len - 1 {
-                    executor.assume_cached(id, self.kv_len - 1)?;
-                }
+    pub fn time(&self, executor: &mut Executor, count: usize) -> Result<Vec<(f64, f64)>> {
+        (0..count).map(|_| self.step(executor)).collect()
+    }
+
+    /// One step, in place: the last token is decoded again. Allocates nothing.
+    pub fn step(&self, executor: &mut Executor) -> Result<(f64, f64)> {
+        for step in &self.batch {
+            let held = executor.sequences().get(step.sequence)?.kv_len;
+            executor.truncate_sequence(step.sequence, held.min(self.kv_len - 1))?;
+            if held < self.kv_len - 1 {
+                executor.assume_cached(step.sequence, self.kv_len - 1)?;
             }
-            let started = Instant::now();
-            let ticket = executor.decode(&batch)?;
-            let submitted = started.elapsed();
-            if executes {
-                executor.wait(ticket)?;
-            } else {
-                executor.drain()?;
-            }
-            times.push((submitted.as_secs_f64() * 1e6, started.elapsed().as_secs_f64() * 1e6));
         }
-        Ok(times)
+        let started = Instant::now();
+        let ticket = executor.decode(&self.batch)?;
+        let submitted = started.elapsed();
+        if executor.arena().device().info().executes {
+            executor.wait(ticket)?;
+        } else {
+            executor.drain()?;
+        }
+        Ok((submitted.as_secs_f64() * 1e6, started.elapsed().as_secs_f64() * 1e6))
     }
 }
 
 /// Measures `count` decode steps of `rows` rows at `kv_len` tokens, after a tenth as many to warm up.
 pub fn replay_latency(executor: &mut Executor, rows: u32, kv_len: u32, count: usize) -> Result<ReplayLatency> {
     let probe = Probe::open(executor, rows, kv_len)?;
-    probe.step(executor, count / 10 + 1)?;
-    let times = probe.step(executor, count)?;
+    probe.run(executor, count / 10 + 1)?;
+    let times = probe.time(executor, count)?;
     probe.close(executor)?;
     let (mut submit, mut visible): (Vec<f64>, Vec<f64>) = times.into_iter().unzip();
     let executes = executor.arena().device().info().executes;

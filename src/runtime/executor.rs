@@ -207,18 +207,9 @@ impl Executor {
     /// Queues one prefill step of ragged rows, eagerly, over the same kernels and buffers.
     pub fn prefill(&mut self, batch: &[SequenceStep<'_>]) -> Result<Ticket> {
         self.healthy()?;
-        if batch.is_empty() || batch.iter().any(|step| step.tokens.is_empty()) {
-            return Err(Error::batch("a prefill step needs at least one sequence, and tokens for each"));
-        }
-        self.check_batch(batch)?;
-        let rows: usize = batch.iter().map(|step| step.tokens.len()).sum();
-        let limit = self.chains.limits().max_num_batched_tokens;
-        if rows > limit as usize {
-            return Err(Error::batch(format!("{rows} tokens in one prefill step, the limit is {limit}"))
-                .help("split the prompts, or raise max_num_batched_tokens"));
-        }
+        let rows = self.check_prefill(batch)?;
         self.make_room()?;
-        let chain = self.chains.prefill(batch.len() as u32, rows as u32);
+        let chain = self.chains.prefill(batch.len() as u32, rows);
         let ticket = self.run_eagerly(&chain, batch, batch.len() as u32)?;
         self.metrics.prefill_steps += 1;
         Ok(ticket)
@@ -226,10 +217,18 @@ impl Executor {
 
     /// Queues a mixed batch, decodes first (msa-spec section 7): the leading sequences of one short query length as a decode
     /// step, the rest as a prefill step. Gives the tickets of the parts that exist, and how many sequences were decodes.
+    ///
+    /// Errors as of [`Executor::decode`] and [`Executor::prefill`]; a refused part leaves the other one unqueued.
     pub fn step(&mut self, batch: &[SequenceStep<'_>]) -> Result<(Option<Ticket>, Option<Ticket>, usize)> {
         let threshold = 1 + self.chains.limits().num_speculative_tokens as usize;
         let parts = split(batch, threshold);
         let (decodes, prefills) = batch.split_at(parts.decode);
+        // What would refuse the second part is found before the first is queued: its ticket would be lost.
+        if !decodes.is_empty() && !prefills.is_empty() {
+            self.healthy()?;
+            self.check_prefill(prefills)?;
+            self.ring.room_for(2)?;
+        }
         let decode = if decodes.is_empty() { None } else { Some(self.decode(decodes)?) };
         let prefill = if prefills.is_empty() { None } else { Some(self.prefill(prefills)?) };
         Ok((decode, prefill, parts.decode))
@@ -342,6 +341,22 @@ impl Executor {
         let chain = self.chains.decode(key);
         let ticket = self.run_eagerly(&chain, &[], 0)?;
         self.discard(ticket)
+    }
+
+    /// Checks a prefill batch; gives its rows.
+    fn check_prefill(&mut self, batch: &[SequenceStep<'_>]) -> Result<u32> {
+        if batch.is_empty() || batch.iter().any(|step| step.tokens.is_empty()) {
+            return Err(Error::batch("a prefill step needs at least one sequence, and tokens for each")
+                .help("leave out sequences without new tokens"));
+        }
+        self.check_batch(batch)?;
+        let rows: usize = batch.iter().map(|step| step.tokens.len()).sum();
+        let limit = self.chains.limits().max_num_batched_tokens;
+        if rows > limit as usize {
+            return Err(Error::batch(format!("{rows} tokens in one prefill step, the limit is {limit}"))
+                .help("split the prompts, or raise max_num_batched_tokens"));
+        }
+        Ok(rows as u32)
     }
 
     /// Checks every sequence of a batch against the contract; gives the largest KV length. Changes nothing that a
@@ -510,14 +525,7 @@ impl std::fmt::Debug for Executor {
 
 /// Fills the next ring slot with a batch and the table changes it carries (how many is returned).
 fn fill(ring: &mut StepRing, sequences: &Sequences, batch: &[SequenceStep<'_>]) -> Result<(Ticket, usize)> {
-    if let Err(owed) = ring.next() {
-        return Err(Error::state(format!(
-            "all {} ring slots are taken: step {} was not read",
-            ring.layout().slots,
-            owed.sequence()
-        ))
-        .help("wait for the oldest ticket before queueing another step, or raise ring_slots"));
-    }
+    ring.room_for(1)?;
     let updates = sequences.pending().len().min(ring.layout().update_capacity as usize);
     let records = batch.iter().map(|step| {
         let slot = sequences.get(step.sequence).expect("invariant: check_batch found every sequence").slot;

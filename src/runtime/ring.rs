@@ -8,6 +8,7 @@
 use bytemuck::{Zeroable, bytes_of, cast_slice, pod_read_unaligned};
 
 use crate::arena::PinnedView;
+use crate::error::Error;
 use crate::kernels::step::{self, BlockUpdate, ResultHeader, SequenceRecord, SlotHeader};
 
 /// Sizes of both rings.
@@ -73,12 +74,15 @@ impl StepRing {
         &self.layout
     }
 
-    /// The ticket the next step will get, or the one that must be taken first because its slot is needed.
-    pub(super) fn next(&self) -> Result<Ticket, Ticket> {
-        let next = self.submitted + 1;
-        match self.owed[self.at(next)].0 {
-            0 => Ok(Ticket(next)),
-            owed => Err(Ticket(owed)),
+    /// Errors if fewer than `steps` more steps can be queued.
+    pub(super) fn room_for(&self, steps: u64) -> crate::Result<()> {
+        let owed = (1..=steps).map(|ahead| self.owed[self.at(self.submitted + ahead)].0).find(|&owed| owed > 0);
+        let slots = self.layout.slots;
+        match owed {
+            None if steps <= u64::from(slots) => Ok(()),
+            None => Err(Error::state(format!("{steps} steps at once, the ring has {slots} slots")).help("raise ring_slots")),
+            Some(owed) => Err(Error::state(format!("all {slots} ring slots are taken: step {owed} was not read"))
+                .help("wait for the oldest ticket before queueing another step, or raise ring_slots")),
         }
     }
 

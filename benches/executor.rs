@@ -1,0 +1,92 @@
+//! Host costs: a decode step, its checks, the audit of a graph, capture, and the plan. Null device: nothing of this is kernels.
+//!
+//! `cargo bench --bench executor`
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Duration;
+
+use capstan::chain::{GraphKey, MsaChains, StepChains};
+use capstan::config::{CacheBudget, CaptureSizes, Limits, ModelShape};
+use capstan::hal;
+use capstan::measure::Probe;
+use capstan::model::M3Chains;
+use capstan::planning::MsaPlan;
+use capstan::runtime::Executor;
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+
+fn limits(capture: CaptureSizes) -> Limits {
+    Limits { max_model_len: 131_072, cache: CacheBudget::Blocks(8192), capture, ..Limits::default() }
+}
+
+fn executor(chains: Arc<dyn StepChains>) -> Executor {
+    Executor::new(&hal::open("null").expect("null is always there"), chains).expect("the null device holds any plan")
+}
+
+/// The 57 sparse layers of MiniMax-M3.
+fn msa(capture: CaptureSizes) -> Arc<dyn StepChains> {
+    Arc::new(MsaChains::new(&ModelShape::minimax_m3(), &limits(capture), 0).expect("the published shape plans"))
+}
+
+/// All 60 layers of MiniMax-M3, with products and experts.
+fn m3(capture: CaptureSizes) -> Arc<dyn StepChains> {
+    Arc::new(M3Chains::without_weights(&ModelShape::minimax_m3(), &limits(capture)).expect("the published shape plans"))
+}
+
+/// Submit of one decode step: checks, ring slot, launch.
+fn decode_step(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("decode_step");
+    for rows in [1u32, 8, 32, 128] {
+        let mut executor = executor(msa(CaptureSizes::List(vec![rows])));
+        executor.capture(|_| ()).expect("the null device captures");
+        let probe = Probe::open(&mut executor, rows, 4000).expect("the cache is large enough");
+        probe.run(&mut executor, 8).expect("the null device replays");
+        group.bench_function(BenchmarkId::new("57_layers", rows), |bencher| {
+            bencher.iter_custom(|count| {
+                let micros: f64 = (0..count).map(|_| probe.step(&mut executor).expect("a step").0).sum();
+                Duration::from_secs_f64(micros / 1e6)
+            });
+        });
+    }
+    group.finish();
+}
+
+/// What every step pays for its checks of the graph, and the full audit on demand.
+fn checks(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("checks");
+    let mut executor = executor(m3(CaptureSizes::List(vec![32])));
+    executor.capture(|_| ()).expect("the null device captures");
+    let graph = executor.graphs().iter().next().expect("one size was captured");
+    group.bench_function("fingerprint", |bencher| bencher.iter(|| black_box(graph).check_fingerprint()));
+    let nodes = graph.launches().len();
+    group.bench_function(BenchmarkId::new("audit_nodes", nodes), |bencher| bencher.iter(|| graph.check_nodes()));
+    group.finish();
+}
+
+fn capture(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("capture");
+    group.sample_size(10);
+    let mut ladder = executor(msa(CaptureSizes::Default));
+    let sizes = ladder.ladder().sizes().len();
+    group.bench_function(BenchmarkId::new("msa_57_layers_sizes", sizes), |bencher| {
+        bencher.iter(|| ladder.capture(|_| ()).expect("the null device captures"));
+    });
+    let mut one = executor(m3(CaptureSizes::List(vec![256])));
+    group.bench_function("m3_60_layers_one_size", |bencher| {
+        bencher.iter(|| one.capture(|_| ()).expect("the null device captures"));
+    });
+    group.finish();
+}
+
+fn plan(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("plan");
+    let (shape, limits) = (ModelShape::minimax_m3(), limits(CaptureSizes::Default));
+    group.bench_function("msa_57_layers", |bencher| bencher.iter(|| MsaPlan::new(&shape, &limits)));
+    let chains = msa(CaptureSizes::Default);
+    let key = GraphKey { query_len: 1, sequences: 32, kv_len_max: limits.max_model_len, rank: 0, world: 1 };
+    group.bench_function("decode_chain_57_layers", |bencher| bencher.iter(|| chains.decode(black_box(&key))));
+    group.finish();
+}
+
+criterion_group!(benches, decode_step, checks, capture, plan);
+criterion_main!(benches);
