@@ -6,6 +6,7 @@
 use super::cpu::ops;
 use super::m3::{LinearArgs, MoeCombineArgs, MoeLinearArgs, MoeSortArgs, RmsNormArgs, RouteArgs, SelectLastArgs, SwigluArgs};
 use super::msa::{AttendDenseArgs, AttendSparseArgs, NormRopeInsertArgs, ScoreDecodeArgs, ScorePrefillArgs, TopkEmitArgs};
+use super::probe::ProbeArgs;
 use super::step::{EmbedArgs, IngestArgs, PublishArgs, SampleArgs};
 use super::{KernelArgs, KernelSpec};
 use crate::hal::CpuKernel;
@@ -51,6 +52,15 @@ registry! {
     SWIGLU: swiglu, "swiglu.hip", SwigluArgs, "SwiGLU-OAI of gate and up.";
 }
 
+/// Maps words by x * mul + add: for the self-test and the conformance suite, in no chain and not in [`all`].
+pub static PROBE: KernelSpec = KernelSpec {
+    symbol: "probe",
+    source: "probe.hip",
+    args: &ProbeArgs::LAYOUT,
+    cpu: ops::probe,
+    summary: "Maps words by x * mul + add: for the self-test and the conformance suite.",
+};
+
 impl KernelSpec {
     /// The kernel as the CPU device loads it.
     pub const fn cpu_kernel(&self) -> CpuKernel {
@@ -58,7 +68,7 @@ impl KernelSpec {
     }
 }
 
-/// Every kernel of this crate.
+/// Every kernel that a chain of this crate may launch.
 pub fn all() -> &'static [&'static KernelSpec] {
     ALL
 }

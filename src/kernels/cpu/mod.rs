@@ -14,6 +14,7 @@ mod linear;
 mod moe;
 mod norm;
 mod norm_rope;
+mod probe;
 pub mod sample;
 mod score;
 pub mod simd;
@@ -66,4 +67,5 @@ ops! {
     moe_linear: moe, crate::kernels::m3::MoeLinearArgs;
     moe_combine: moe, crate::kernels::m3::MoeCombineArgs;
     swiglu: swiglu, crate::kernels::m3::SwigluArgs;
+    probe: probe, crate::kernels::probe::ProbeArgs;
 }

@@ -33,7 +33,7 @@ macro_rules! elements {
         }
     )*};
 }
-elements!(f32 => F32, bf16 => Bf16, F8E4M3 => F8E4M3, i32 => I32, u8 => U8);
+elements!(f32 => F32, bf16 => Bf16, F8E4M3 => F8E4M3, i32 => I32, u32 => U32, u8 => U8);
 
 /// An argument struct whose pointers may be followed.
 pub struct Bound<'a, A> {
