@@ -20,6 +20,7 @@ pub mod engine;
 pub mod error;
 pub mod gates;
 pub mod hal;
+pub mod invariant;
 pub mod kernels;
 pub mod measure;
 pub mod model;
