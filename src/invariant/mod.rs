@@ -1,11 +1,19 @@
 //! The checker: proves that a captured graph is the chain it was recorded from and nothing else.
 //!
-//! [`id`] lists the invariants, [`report`] says what a check found.
+//! [`id`] lists the invariants, [`report`] says what a check found. [`audit`](audit()) holds a graph, read back from its
+//! device, against the ledger and the lowered chain; [`race`] looks for unordered nodes, [`bake`] for values that came from a
+//! batch, [`memory`] for buffers that overlap and guard bands that were written.
 //!
-//! Checks fail closed: a query that errs is a finding. Nothing in here changes a graph, an arena or a step.
+//! Checks fail closed: a query that errs is a finding. Nothing in here changes a graph or an address.
 
+mod audit;
+pub mod bake;
 pub mod id;
+pub mod memory;
+mod nodes;
+pub mod race;
 pub mod report;
 
+pub use audit::{Audit, audit};
 pub use id::Invariant;
 pub use report::{Finding, Report};
