@@ -138,6 +138,15 @@ impl Arena<Sealed> {
         unsafe { self.stream.read(ptr, bytes) }
     }
 
+    /// Fills a range of a buffer with one byte and waits. Panics if it does not fit. Not during a capture; the caller has waited
+    /// for steps that touch it.
+    pub fn fill(&self, buffer: BufferId, offset: u64, bytes: u64, byte: u8) -> Result<()> {
+        let ptr = self.range(buffer, offset, bytes);
+        // SAFETY: ADDR-1, the range was just checked against the ledger.
+        unsafe { self.stream.fill(ptr, byte, bytes) }?;
+        self.stream.synchronize()
+    }
+
     /// A buffer in pinned memory, as the host sees it.
     pub fn pinned(self: &Arc<Self>, buffer: BufferId) -> Result<PinnedView> {
         let planned = self.plan.buffer(buffer);

@@ -13,4 +13,4 @@ pub use graph::{CapturedGraph, GraphSet};
 pub use ladder::Ladder;
 pub use lower::{Launch, lower};
 pub use modules::Modules;
-pub use record::{launch_all, record};
+pub use record::{launch_all, launch_one, record};

@@ -7,19 +7,21 @@
 use std::sync::Arc;
 
 use super::Launch;
-use crate::chain::{Chain, Order};
+use crate::chain::{Chain, Op, Order};
 use crate::error::{Error, Result};
 use crate::hal::{CaptureMode, CaptureStatus, Device, Event, Graph, Stream};
 
 /// Queues every launch of a lowered chain on a stream: the eager path.
 pub fn launch_all(stream: &dyn Stream, chain: &Chain, launches: &[Launch]) -> Result<()> {
-    for (op, launch) in chain.ops.iter().zip(launches) {
-        // SAFETY: ADDR-1, lowering placed every pointer inside a live buffer of the arena the caller holds; RACE-1, one
-        // stream runs them in order.
-        unsafe { stream.launch(launch.function, &launch.shape, &launch.args) }
-            .map_err(|error| error.at(|| format!("eager op={}", op.label)))?;
-    }
-    Ok(())
+    chain.ops.iter().zip(launches).try_for_each(|(op, launch)| launch_one(stream, op, launch))
+}
+
+/// Queues one launch of a lowered chain; those before it were queued on the same stream.
+pub fn launch_one(stream: &dyn Stream, op: &Op, launch: &Launch) -> Result<()> {
+    // SAFETY: ADDR-1, lowering placed every pointer inside a live buffer of the arena the caller holds; RACE-1, one stream runs
+    // them in order.
+    unsafe { stream.launch(launch.function, &launch.shape, &launch.args) }
+        .map_err(|error| error.at(|| format!("eager op={}", op.label)))
 }
 
 /// Records a lowered chain into a graph, straight or with the branches it asks for.

@@ -2,7 +2,7 @@
 //!
 //! [`id`] lists the invariants, [`report`] says what a check found. [`audit`](audit()) holds a graph, read back from its
 //! device, against the ledger and the lowered chain; [`race`] looks for unordered nodes, [`bake`] for values that came from a
-//! batch, [`memory`] for buffers that overlap and guard bands that were written.
+//! batch, [`memory`] for buffers that overlap and guard bands that were damaged, [`written`] for outputs that a kernel left out.
 //!
 //! Checks fail closed: a query that errs is a finding. Nothing in here changes a graph or an address.
 
@@ -13,6 +13,7 @@ pub mod memory;
 mod nodes;
 pub mod race;
 pub mod report;
+pub mod written;
 
 pub use audit::{Audit, audit};
 pub use id::Invariant;

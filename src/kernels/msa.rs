@@ -223,8 +223,8 @@ kernel_args! {
             row_len: Read, I32, u64::from(a.rows);
             /// [slots, table_width] attend group's block table (cache block ids, not yet doubled).
             block_table: Read, I32, product([a.slots, a.table_width]);
-            /// [heads, topk_rows, topk] selected block ids.
-            topk_idx: Write, I32, product([a.heads, a.topk_rows, a.topk]);
+            /// [heads, topk_rows, topk] selected block ids; the rows of this step at the front of each head's plane.
+            topk_idx: ReadWrite, I32, product([a.heads, a.topk_rows, a.topk]);
             /// [rows * kv_heads, topk * block_size / 16] page ids.
             page_table: Write, I32, product([a.rows, a.kv_heads, a.topk, a.block_size / PAGE_TOKENS]);
             /// [rows * kv_heads] tokens the page table describes.

@@ -1,5 +1,9 @@
 //! The executor: owns a sealed arena, its captured graphs and the step ring, and runs steps.
 
+mod checks;
+
+pub use checks::Checks;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,6 +77,7 @@ pub struct Executor {
     ring: StepRing,
     sequences: Sequences,
     metrics: Metrics,
+    checks: Checks,
     poison: Option<Error>,
 }
 
@@ -109,6 +114,7 @@ impl Executor {
             ring,
             sequences,
             metrics: Metrics::default(),
+            checks: Checks::default(),
             poison: None,
         })
     }
@@ -194,6 +200,9 @@ impl Executor {
             return self.decode_eagerly(batch, query_len);
         };
         graph.check_fingerprint()?;
+        if self.audit_is_due() {
+            return self.decode_audited(batch, rows, kv_len_max);
+        }
         let (ticket, updates) = fill(&mut self.ring, &self.sequences, batch)?;
         if let Err(error) = graph.replay(&*self.stream) {
             return Err(poisoned(&mut self.poison, error));

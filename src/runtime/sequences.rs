@@ -223,6 +223,48 @@ impl Sequences {
         self.pending.drain(..count);
     }
 
+    /// The open sequences.
+    pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
+        self.open.values()
+    }
+
+    /// Runs of cache blocks that no open sequence holds: (first, count).
+    pub fn free_blocks(&self) -> impl Iterator<Item = (BlockId, u32)> {
+        let mut at = 0;
+        self.owners.chunk_by(|a, b| (*a == FREE) == (*b == FREE)).filter_map(move |run| {
+            let first = at;
+            at += run.len() as u32;
+            (run[0] == FREE).then_some((first, run.len() as u32))
+        })
+    }
+
+    /// A row of the block table that no open sequence has.
+    pub fn free_slot(&self) -> Option<u32> {
+        self.free_slots.last().copied()
+    }
+
+    /// PAGE-1 from scratch: every block is owned by the one sequence that lists it. Errors name block and rows.
+    pub fn check_owners(&self) -> Result<()> {
+        let mut owners = vec![FREE; self.owners.len()];
+        let broken = |what: String| Err(Error::invariant("PAGE-1", what).help("find who changed a block table behind its owner"));
+        for sequence in self.open.values() {
+            for &block in &sequence.blocks {
+                let owner = std::mem::replace(&mut owners[block as usize], sequence.slot);
+                if owner != FREE {
+                    return broken(format!("block {block} is in the sequences of table rows {owner} and {}", sequence.slot));
+                }
+            }
+        }
+        match owners.iter().zip(&self.owners).position(|(listed, owner)| listed != owner) {
+            None => Ok(()),
+            Some(block) => broken(format!(
+                "block {block} is listed by table row {:?}, its owner is {:?}",
+                Some(owners[block]).filter(|&row| row != FREE),
+                Some(self.owners[block]).filter(|&row| row != FREE),
+            )),
+        }
+    }
+
     /// Open sequences.
     pub fn len(&self) -> usize {
         self.open.len()

@@ -1,0 +1,172 @@
+//! The executor's checks beyond those of every step: the full audit, and decode steps that run under it.
+
+use super::{Executor, fill, poisoned};
+use crate::arena::{BufferId, Purpose};
+use crate::capture::{CapturedGraph, launch_one};
+use crate::error::Result;
+use crate::invariant::written::{self, Output};
+use crate::invariant::{Finding, Report, audit, memory};
+use crate::runtime::{SequenceStep, Ticket};
+
+/// Byte that poisons cache blocks: NaN in every cache type.
+const PAGE_POISON: u8 = 0xff;
+
+/// Which checks run beyond the always-on ones (fingerprint and batch, every step).
+///
+/// An audited decode step waits for the device, runs [`Executor::audit`], poisons the outputs of the graph, replays, and looks
+/// at every output element and every guard band. With the feature `strict` every step is audited by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checks {
+    /// Audits every n-th replayed decode step; `None` leaves it to [`Executor::audit`].
+    pub audit_every: Option<u32>,
+    /// In audited steps, fills cache blocks that no open sequence holds with NaN before the replay, so that a kernel that reads
+    /// one shows. Leave it off if you keep a prefix cache in blocks that no open sequence holds.
+    pub poison_free_blocks: bool,
+    /// Audited steps run the graph's launches one by one and look after each, so that a finding names the node; the graph
+    /// itself is not replayed then.
+    pub each_node: bool,
+}
+
+impl Default for Checks {
+    fn default() -> Checks {
+        let audit_every = if cfg!(feature = "strict") { Some(1) } else { None };
+        Checks { audit_every, poison_free_blocks: false, each_node: false }
+    }
+}
+
+impl Executor {
+    /// Sets which checks run beyond the always-on ones.
+    pub fn set_checks(&mut self, checks: Checks) {
+        self.checks = checks;
+    }
+
+    /// Which checks run beyond the always-on ones.
+    pub fn checks(&self) -> Checks {
+        self.checks
+    }
+
+    /// The full audit, now: waits for steps in flight, then checks every captured graph against its chain and the ledger, the
+    /// ledger against the plan, guard bands, and block tables.
+    ///
+    /// Errors: an invariant is broken (the first of them gives the kind, the message lists all), or the device fails.
+    pub fn audit(&self) -> Result<()> {
+        self.audit_report()?.into_result()
+    }
+
+    /// The full audit as a report. Errors: the device fails before anything can be looked at.
+    pub fn audit_report(&self) -> Result<Report> {
+        self.stream.synchronize()?;
+        let mut report = Report::new(format!("audit of {}", self.chains.name()));
+        self.graphs.iter().for_each(|graph| report.absorb(audit(graph)));
+        memory::ledger(&self.arena, &mut report);
+        memory::guards(&self.arena, &mut report);
+        self.block_tables(&mut report);
+        Ok(report)
+    }
+
+    /// True if the next replay is one to audit.
+    #[inline]
+    pub(super) fn audit_is_due(&self) -> bool {
+        self.checks.audit_every.is_some_and(|every| self.metrics.decode_steps % u64::from(every.max(1)) == 0)
+    }
+
+    /// A decode step by replay under the full audit; the batch was checked.
+    #[cold]
+    pub(super) fn decode_audited(&mut self, batch: &[SequenceStep<'_>], rows: u32, kv_len_max: u32) -> Result<Ticket> {
+        self.audit()?;
+        let sequences = batch.len() as u32;
+        let graph = self.graphs.pick(rows / sequences, sequences, kv_len_max).expect("invariant: the caller picked it");
+        let executes = self.arena.device().info().executes;
+        let mut report = Report::new(format!("audited step of graph {}", graph.key()));
+        if executes && self.checks.poison_free_blocks {
+            self.poison_free_blocks()?;
+        }
+        let outputs = if executes && !self.checks.each_node { written::outputs_of_replay(graph) } else { Vec::new() };
+        written::poison(&self.arena, &outputs)?;
+        let (ticket, updates) = fill(&mut self.ring, &self.sequences, batch)?;
+        let ran = match self.checks.each_node {
+            true => self.run_each(graph, executes, &mut report),
+            false => graph.replay(&*self.stream),
+        };
+        if let Err(error) = ran.and_then(|()| self.stream.synchronize()) {
+            return Err(poisoned(&mut self.poison, error));
+        }
+        written::unwritten(graph, &outputs, &mut report);
+        memory::guards(&self.arena, &mut report);
+        let capture_rows = graph.key().rows();
+        self.commit(ticket, batch, updates, rows);
+        self.metrics.replayed(capture_rows, rows);
+        if !report.is_clean() {
+            // The step ran, but nobody may use its result.
+            self.ring.abandon(ticket);
+        }
+        report.into_result().map(|()| ticket)
+    }
+
+    /// Runs a graph's launches one by one; after each, its outputs and the guard bands are looked at.
+    fn run_each(&self, graph: &CapturedGraph, executes: bool, report: &mut Report) -> Result<()> {
+        let outputs = if executes { written::outputs(graph) } else { Vec::new() };
+        let mut rest: &[Output] = &outputs;
+        for (at, (op, launch)) in graph.chain().ops.iter().zip(graph.launches()).enumerate() {
+            let (own, behind) = rest.split_at(rest.partition_point(|output| output.op == at));
+            rest = behind;
+            written::poison(&self.arena, own)?;
+            launch_one(&*self.stream, op, launch)?;
+            self.stream.synchronize()?;
+            written::unwritten(graph, own, report);
+            let before = report.findings.len();
+            memory::guards(&self.arena, report);
+            if let Some(finding) = report.findings.get_mut(before) {
+                // The band stays damaged: later nodes would be blamed for it, too.
+                (finding.node, finding.op) = (Some(at as u32), op.label.clone());
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn poison_free_blocks(&self) -> Result<()> {
+        let blocks = u64::from(self.chains.step_layout().cache_blocks);
+        for (at, buffer) in self.arena.plan().buffers.iter().enumerate() {
+            if !matches!(buffer.spec.purpose, Purpose::KvCache | Purpose::IndexCache) || buffer.bytes % blocks != 0 {
+                continue;
+            }
+            let block_bytes = buffer.bytes / blocks;
+            for (first, count) in self.sequences.free_blocks() {
+                let (offset, bytes) = (u64::from(first) * block_bytes, u64::from(count) * block_bytes);
+                self.arena.fill(BufferId(at as u32), offset, bytes, PAGE_POISON)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// PAGE-1: one owner a block, and the device's table is the host's, but for changes not uploaded yet.
+    fn block_tables(&self, report: &mut Report) {
+        let help = "a kernel or a copy changed the block table behind the executor: audit more often to find the step";
+        if let Err(error) = self.sequences.check_owners() {
+            report.push(Finding::new("PAGE-1", "one owner a block", error.message(), help));
+        }
+        if !self.arena.device().info().executes {
+            return;
+        }
+        let (table, width) = (self.chains.step().block_table, self.chains.step_layout().table_width);
+        let mut row = Vec::new();
+        for sequence in self.sequences.iter() {
+            row.clear();
+            row.resize(sequence.blocks().len(), 0u32);
+            let offset = u64::from(sequence.slot) * u64::from(width) * 4;
+            if let Err(error) = self.arena.read(table, offset, bytemuck::cast_slice_mut(&mut row)) {
+                report.query_failed("PAGE-1", "reading the block table", &error);
+                return;
+            }
+            for update in self.sequences.pending().iter().filter(|update| update.slot == sequence.slot) {
+                row[update.index as usize] = update.block;
+            }
+            if let Some(at) = row.iter().zip(sequence.blocks()).position(|(device, host)| device != host) {
+                let (expected, found) = (format!("block {}", sequence.blocks()[at]), format!("block {}", row[at]));
+                let place = format!("step.block_table row {} entry {at}", sequence.slot);
+                report.push(Finding::new("PAGE-1", expected, found, help).buffer(place));
+            }
+        }
+    }
+}

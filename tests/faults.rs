@@ -1,0 +1,56 @@
+//! Fault injection: a correct setup is damaged in one way at a time; each must be caught, by the right invariant, with a message
+//! that names the culprit. And without damage the full audit of every step must find nothing.
+//!
+//! The table of all faults is `docs/faults.md`; `CAPSTAN_BLESS=1 cargo test --test faults` writes it anew.
+
+mod serving;
+
+use std::sync::Arc;
+
+use capstan::chain::StepChains;
+use capstan::config::Limits;
+use capstan::random::Random;
+use capstan::runtime::Checks;
+
+use serving::{Open, limits, m3, msa, prompt, sampling, seed};
+
+/// Random steps under the full audit of each; an executor without checks sees the same and must agree.
+fn clean(chains: &Arc<dyn StepChains>, checks: Checks, steps: u32, seed: u64) {
+    let mut random = Random::new(seed);
+    let (mut audited, mut plain) = (Open::new(chains), Open::new(chains));
+    audited.executor.capture(|_| ()).unwrap();
+    plain.executor.capture(|_| ()).unwrap();
+    audited.executor.set_checks(checks);
+    plain.executor.set_checks(Checks { audit_every: None, ..Checks::default() });
+    audited.executor.audit().unwrap();
+    let query_len = 1 + chains.limits().num_speculative_tokens;
+    for step in 0..steps {
+        while audited.sequences.len() < 3 || (audited.sequences.len() < 8 && random.range(0, 2) > 0) {
+            let len = random.range(1, 90);
+            let prompt = prompt(&mut random, len);
+            assert_eq!(audited.prefill(&prompt), plain.prefill(&prompt), "step {step}");
+        }
+        let order: Vec<usize> = (0..random.range(1, audited.sequences.len() as u32) as usize).collect();
+        let tokens: Vec<_> = order.iter().map(|_| prompt(&mut random, query_len)).collect();
+        let sampling: Vec<_> = order.iter().map(|_| sampling(&mut random)).collect();
+        assert_eq!(audited.decode(&order, &tokens, &sampling), plain.decode(&order, &tokens, &sampling), "step {step}");
+        if random.range(0, 4) == 0 {
+            audited.close(0);
+            plain.close(0);
+        }
+    }
+    audited.executor.audit().unwrap();
+}
+
+#[test]
+fn every_chain_runs_clean_under_the_full_audit_of_every_step() {
+    let replayed = Checks { audit_every: Some(1), poison_free_blocks: true, each_node: false };
+    let each_node = Checks { each_node: true, ..replayed };
+    for query_len in [1, 3] {
+        let limits = Limits { num_speculative_tokens: query_len - 1, ..limits() };
+        for (at, chains) in [msa(&limits), m3(&limits)].iter().enumerate() {
+            clean(chains, replayed, 12, seed(40 + at as u64));
+            clean(chains, each_node, 5, seed(50 + at as u64));
+        }
+    }
+}
