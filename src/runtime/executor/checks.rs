@@ -67,7 +67,7 @@ impl Executor {
     /// True if the next replay is one to audit.
     #[inline]
     pub(super) fn audit_is_due(&self) -> bool {
-        self.checks.audit_every.is_some_and(|every| self.metrics.decode_steps % u64::from(every.max(1)) == 0)
+        self.checks.audit_every.is_some_and(|every| self.metrics.decode_steps.is_multiple_of(u64::from(every.max(1))))
     }
 
     /// A decode step by replay under the full audit; the batch was checked.
@@ -128,7 +128,7 @@ impl Executor {
     fn poison_free_blocks(&self) -> Result<()> {
         let blocks = u64::from(self.chains.step_layout().cache_blocks);
         for (at, buffer) in self.arena.plan().buffers.iter().enumerate() {
-            if !matches!(buffer.spec.purpose, Purpose::KvCache | Purpose::IndexCache) || buffer.bytes % blocks != 0 {
+            if !matches!(buffer.spec.purpose, Purpose::KvCache | Purpose::IndexCache) || !buffer.bytes.is_multiple_of(blocks) {
                 continue;
             }
             let block_bytes = buffer.bytes / blocks;
