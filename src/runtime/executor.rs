@@ -1,6 +1,7 @@
 //! The executor: owns a sealed arena, its captured graphs and the step ring, and runs steps.
 
 mod checks;
+mod dummy;
 
 pub use checks::Checks;
 
@@ -12,7 +13,7 @@ use super::metrics::{Fallback, Metrics, SizeCount};
 use super::ring::{RingLayout, StepRing, Ticket, TicketState};
 use super::{BlockId, SequenceId, SequenceStep, Sequences};
 use crate::arena::{Arena, Sealed};
-use crate::capture::{CapturedGraph, GraphSet, Ladder, Modules, launch_all, lower};
+use crate::capture::{GraphSet, Ladder, Modules, launch_all, lower};
 use crate::chain::{Chain, GraphKey, StepChains};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hal::{Device, Stream};
@@ -121,7 +122,19 @@ impl Executor {
 
     /// Warms every capture size up, then captures them all, largest first. Steps in flight are finished first; earlier graphs
     /// are replaced.
+    ///
+    /// Each size is captured twice, around dummy batches that write to table rows and cache blocks no open sequence holds (what
+    /// a prefix cache keeps in such blocks does not survive), then audited. Errors: an invariant is broken, a device call
+    /// failed; no graph is left then and steps run eagerly.
     pub fn capture(&mut self, mut progress: impl FnMut(CaptureProgress)) -> Result<CaptureReport> {
+        let captured = self.capture_all(&mut progress);
+        if captured.is_err() {
+            self.graphs.clear();
+        }
+        captured
+    }
+
+    fn capture_all(&mut self, progress: &mut dyn FnMut(CaptureProgress)) -> Result<CaptureReport> {
         self.healthy()?;
         self.drain()?;
         self.graphs.clear();
@@ -143,11 +156,11 @@ impl Executor {
         let mut nodes = 0;
         for (done, key) in keys.iter().enumerate() {
             tell(keys.len() + done, false, key.rows())?;
-            let _span = tracing::debug_span!("capture", %key).entered();
-            let graph = CapturedGraph::capture(*key, self.chains.decode(key), &self.arena, &self.modules, &*self.stream)?;
+            let graph = self.capture_checked(key)?;
             nodes += graph.launches().len();
             self.graphs.insert(graph);
         }
+        self.check_memory()?;
         self.metrics.replays = self.ladder.sizes().iter().map(|&rows| SizeCount { rows, replays: 0 }).collect();
         let report = CaptureReport {
             sizes: self.ladder.sizes().to_vec(),

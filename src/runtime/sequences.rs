@@ -238,9 +238,9 @@ impl Sequences {
         })
     }
 
-    /// A row of the block table that no open sequence has.
-    pub fn free_slot(&self) -> Option<u32> {
-        self.free_slots.last().copied()
+    /// Rows of the block table that no open sequence has.
+    pub fn free_slots(&self) -> impl Iterator<Item = u32> {
+        self.free_slots.iter().copied()
     }
 
     /// PAGE-1 from scratch: every block is owned by the one sequence that lists it. Errors name block and rows.
