@@ -29,6 +29,13 @@ pub fn lower(chain: &Chain, arena: &Arena<Sealed>, modules: &Modules) -> Result<
 }
 
 fn lower_op(op: &Op, arena: &Arena<Sealed>, modules: &Modules) -> Result<Launch> {
+    if op.args.len() != op.kernel.args.bytes {
+        let (found, declared) = (op.args.len(), op.kernel.args.bytes);
+        let what = format!("{}: {found} bytes of arguments, kernel {} declares {declared}", op.label, op.kernel.symbol);
+        return Err(
+            Error::invariant("ADDR-1", what).help("fill the kernel's own argument struct: a field is missing or too many")
+        );
+    }
     let mut args = op.args.clone();
     for field in op.kernel.args.pointers() {
         let extent = field.extent_bytes(&op.args);

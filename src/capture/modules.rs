@@ -42,12 +42,15 @@ impl Modules {
         Ok(loaded)
     }
 
-    /// The handle of a kernel.
+    /// The handle of a kernel. Errors: nobody declared it, or another kernel of its name was.
     pub fn function(&self, kernel: &KernelSpec) -> Result<FunctionHandle> {
-        self.functions.get(kernel.symbol).map(|&(function, _)| function).ok_or_else(|| {
-            Error::state(format!("kernel {} was not loaded", kernel.symbol))
-                .help("list it among the chain's kernels, so that its arguments are declared and checked")
-        })
+        match self.functions.get(kernel.symbol) {
+            Some(&(function, declared)) if std::ptr::eq(declared, kernel) => Ok(function),
+            Some(_) => Err(Error::state(format!("another kernel called {} was declared", kernel.symbol))
+                .help("keep one static KernelSpec a kernel, list that one among the chain's kernels, and launch that one")),
+            None => Err(Error::state(format!("kernel {} was not declared", kernel.symbol))
+                .help("list it among the chain's kernels, so that its arguments are declared and checked")),
+        }
     }
 
     /// The kernel behind a handle read back from a graph; `None` for code nobody declared.

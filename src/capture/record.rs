@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Launch;
 use crate::chain::{Chain, Op, Order};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::hal::{CaptureMode, CaptureStatus, Device, Event, Graph, Stream};
 
 /// Queues every launch of a lowered chain on a stream: the eager path.
@@ -65,14 +65,23 @@ impl<'a> Recording<'a> {
     fn launch(&self, stream: &dyn Stream, launch: &Launch, label: &str) -> Result<()> {
         // SAFETY: ADDR-1 held at lowering; the graph made from this capture owns the arena and modules it points at, and
         // RACE-1 is checked against the chain's declared order before its first replay.
-        unsafe { stream.launch(launch.function, &launch.shape, &launch.args) }
-            .map_err(|error| error.at(|| format!("capture mode=ThreadLocal op={label}")))
+        unsafe { stream.launch(launch.function, &launch.shape, &launch.args) }.map_err(|error| in_window(error, label))
     }
 
     fn finish(mut self) -> Result<Arc<dyn Graph>> {
         self.open = false;
-        self.stream.end_capture().map_err(|error| error.at(|| "end of capture".into()))
+        self.stream.end_capture().map_err(|error| in_window(error, "the end of the chain"))
     }
+}
+
+/// CAP-1: a call that the capture forbids, told with the place in the chain where it showed.
+fn in_window(error: Error, at: &str) -> Error {
+    if error.kind() != ErrorKind::State {
+        return error.at(|| format!("capture mode=ThreadLocal op={at}"));
+    }
+    let message = format!("capture mode=ThreadLocal, at {at}: {}", error.message());
+    Error::invariant("CAP-1", message)
+        .help(error.help_line().unwrap_or("keep everything but the chain's launches out of the window"))
 }
 
 impl Drop for Recording<'_> {

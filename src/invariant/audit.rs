@@ -3,6 +3,7 @@
 //! Second check site of ADDR-1 to ADDR-4, CAP-1 and CAP-2 (the first is at lowering and capture); RACE-1 is in
 //! [`race`](super::race). Works for any declared kernel, a user's like the crate's own; code nobody declared is refused.
 
+use super::coverage::covered;
 use super::nodes::{ReadBack, buffer_name, place, value};
 use super::race::{Reach, Touch, races};
 use super::{Finding, Report};
@@ -60,6 +61,7 @@ impl Audit<'_> {
             return;
         };
         self.edges(&read, &reach, report);
+        covered(&touches, |at| self.label(&read, at), self.arena, report);
         if !read.is_line() {
             races(&touches, &reach, |at| self.label(&read, at), self.arena, report);
         }

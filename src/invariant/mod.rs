@@ -1,13 +1,14 @@
 //! The checker: proves that a captured graph is the chain it was recorded from and nothing else.
 //!
 //! [`id`] lists the invariants, [`report`] says what a check found. [`audit`](audit()) holds a graph, read back from its
-//! device, against the ledger and the lowered chain; [`race`] looks for unordered nodes, [`bake`] for values that came from a
+//! device, against the ledger and the lowered chain; [`race`] looks for unordered nodes, [`coverage`] for reads of what no node wrote, [`bake`] for values that came from a
 //! batch, [`memory`] for buffers that overlap and guard bands that were damaged, [`written`] for outputs that a kernel left out.
 //!
 //! Checks fail closed: a query that errs is a finding. Nothing in here changes a graph or an address.
 
 mod audit;
 pub mod bake;
+pub mod coverage;
 pub mod id;
 pub mod memory;
 mod nodes;

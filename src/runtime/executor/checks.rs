@@ -10,6 +10,8 @@ use crate::runtime::{SequenceStep, Ticket};
 
 /// Byte that poisons cache blocks: NaN in every cache type.
 const PAGE_POISON: u8 = 0xff;
+/// Bytes of a cache read back at once.
+const PIECE_BYTES: u64 = 1 << 20;
 
 /// Which checks run beyond the always-on ones (fingerprint and batch, every step).
 ///
@@ -20,7 +22,7 @@ pub struct Checks {
     /// Audits every n-th replayed decode step; `None` leaves it to [`Executor::audit`].
     pub audit_every: Option<u32>,
     /// In audited steps, fills cache blocks that no open sequence holds with NaN before the replay, so that a kernel that reads
-    /// one shows. Leave it off if you keep a prefix cache in blocks that no open sequence holds.
+    /// one shows, and looks afterwards whether one was written (PAD-2). Leave it off if you keep a prefix cache in blocks that no open sequence holds.
     pub poison_free_blocks: bool,
     /// Audited steps run the graph's launches one by one and look after each, so that a finding names the node; the graph
     /// itself is not replayed then.
@@ -91,7 +93,7 @@ impl Executor {
         let executes = self.arena.device().info().executes;
         let mut report = Report::new(format!("audited step of graph {}", graph.key()));
         if executes && self.checks.poison_free_blocks {
-            self.poison_free_blocks()?;
+            self.free_blocks(|buffer, offset, bytes| self.arena.fill(buffer, offset, bytes, PAGE_POISON))?;
         }
         let outputs = if executes && !self.checks.each_node { written::outputs_of_replay(graph) } else { Vec::new() };
         written::poison(&self.arena, &outputs)?;
@@ -105,6 +107,9 @@ impl Executor {
         }
         written::unwritten(graph, &outputs, &mut report);
         memory::guards(&self.arena, &mut report);
+        if executes && self.checks.poison_free_blocks {
+            self.free_blocks(|buffer, offset, bytes| self.still_poisoned(buffer, offset, bytes, &mut report))?;
+        }
         let capture_rows = graph.key().rows();
         self.commit(ticket, batch, updates, rows);
         self.metrics.replayed(capture_rows, rows);
@@ -137,7 +142,8 @@ impl Executor {
         Ok(())
     }
 
-    fn poison_free_blocks(&self) -> Result<()> {
+    /// Calls `each` with every range of a cache that no open sequence holds.
+    fn free_blocks(&self, mut each: impl FnMut(BufferId, u64, u64) -> Result<()>) -> Result<()> {
         let blocks = u64::from(self.chains.step_layout().cache_blocks);
         for (at, buffer) in self.arena.plan().buffers.iter().enumerate() {
             if !matches!(buffer.spec.purpose, Purpose::KvCache | Purpose::IndexCache) || !buffer.bytes.is_multiple_of(blocks) {
@@ -145,8 +151,25 @@ impl Executor {
             }
             let block_bytes = buffer.bytes / blocks;
             for (first, count) in self.sequences.free_blocks() {
-                let (offset, bytes) = (u64::from(first) * block_bytes, u64::from(count) * block_bytes);
-                self.arena.fill(BufferId(at as u32), offset, bytes, PAGE_POISON)?;
+                each(BufferId(at as u32), u64::from(first) * block_bytes, u64::from(count) * block_bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// PAD-2: nothing wrote to a cache block that no sequence of any batch holds.
+    fn still_poisoned(&self, buffer: BufferId, offset: u64, bytes: u64, report: &mut Report) -> Result<()> {
+        let mut found = vec![0; bytes.min(PIECE_BYTES) as usize];
+        for from in (offset..offset + bytes).step_by(PIECE_BYTES as usize) {
+            let piece = &mut found[..(offset + bytes - from).min(PIECE_BYTES) as usize];
+            self.arena.read(buffer, from, piece)?;
+            if let Some(at) = piece.iter().position(|&byte| byte != PAGE_POISON) {
+                let planned = self.arena.plan().buffer(buffer);
+                let block = (from + at as u64) / (planned.bytes / u64::from(self.chains.step_layout().cache_blocks));
+                let help = "a row without a sequence (row_len 0) must insert nothing into the caches";
+                let expected = format!("block {block}, which no sequence holds, left alone");
+                report.push(Finding::new("PAD-2", expected, "it was written", help).buffer(&*planned.spec.name));
+                return Ok(());
             }
         }
         Ok(())
