@@ -68,6 +68,15 @@ impl CapturedGraph {
         check_nodes(&*self.graph, &self.chain, &self.launches)
     }
 
+    /// Instantiates and uploads the recorded graph anew; the old instance is dropped once the stream has finished.
+    pub fn reinstantiate(&mut self, stream: &dyn Stream) -> Result<()> {
+        stream.synchronize()?;
+        let exec = self.graph.instantiate()?;
+        exec.upload(stream)?;
+        self.exec = exec;
+        Ok(())
+    }
+
     /// The key.
     pub fn key(&self) -> &GraphKey {
         &self.key

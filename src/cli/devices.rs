@@ -1,44 +1,107 @@
-//! `capstan devices`: what is there, and why the others are not.
+//! `capstan devices`: what is there, why the others are not, and whether they replay graphs right.
+
+use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::table::table;
-use super::{Shared, print};
+use super::{DeviceChoice, Shared, print};
 use crate::config::ByteCount;
 use crate::error::Result;
-use crate::hal;
+use crate::hal::{self, Device};
+use crate::invariant::{SelfTestReport, self_test};
 
 /// Flags of `capstan devices`.
 #[derive(Debug, Args)]
 pub(super) struct DevicesArgs {
     #[command(flatten)]
     shared: Shared,
+    /// Replay small graphs with known results on every device that is there, or on --device alone
+    #[arg(long)]
+    self_test: bool,
 }
 
-pub(super) fn run(args: &DevicesArgs) -> Result<()> {
-    let found = ["hip", "cuda", "cpu", "null"].map(|name| (name, hal::open(name)));
+/// A device, or why it is not there, and its self-test where one was asked for.
+struct Found {
+    name: &'static str,
+    device: Result<Arc<dyn Device>>,
+    self_test: Option<Result<SelfTestReport>>,
+}
+
+pub(super) fn run(args: &DevicesArgs) -> Result<ExitCode> {
+    let chosen = args.shared.device;
+    let named = |name: &&str| chosen == DeviceChoice::Auto || chosen.name() == *name;
+    let found: Vec<Found> = ["hip", "cuda", "cpu", "null"]
+        .into_iter()
+        .filter(named)
+        .map(|name| {
+            let device = hal::open(name);
+            let tested = device.as_ref().ok().filter(|device| args.self_test && device.info().executes).map(self_test);
+            Found { name, device, self_test: tested }
+        })
+        .collect();
+    let failed =
+        |found: &Found| found.self_test.as_ref().is_some_and(|tested| !tested.as_ref().is_ok_and(SelfTestReport::passed));
     if args.shared.json {
-        let devices: Vec<Value> = found
-            .iter()
-            .map(|(name, device)| match device {
-                Ok(device) => json!({ "device": name, "info": device.info(), "memory": device.memory().ok() }),
-                Err(error) => json!({ "device": name, "unavailable": error.message(), "help": error.help_line() }),
-            })
-            .collect();
-        return print(&format!("{:#}", json!({ "devices": devices })));
-    }
-    let rows = found.iter().map(|(name, device)| match device {
-        Ok(device) => {
-            let info = device.info();
-            let memory = device.memory().map_or_else(
-                |error| error.message().to_string(),
-                |memory| format!("{} of {}", ByteCount(memory.free_bytes), ByteCount(memory.total_bytes)),
-            );
-            let units = format!("{} x {}", info.compute_units, info.wave_lanes);
-            vec![(*name).into(), info.name.clone(), info.arch.clone(), units, memory, info.driver.clone()]
+        let devices: Vec<Value> = found.iter().map(to_json).collect();
+        print(&format!("{:#}", json!({ "devices": devices })))?;
+    } else {
+        let columns = ["device", "name", "architecture", ">units x lanes", ">free memory", "driver"];
+        print(&table(&columns, found.iter().map(to_row)))?;
+        for Found { name, self_test, .. } in &found {
+            if let Some(tested) = self_test {
+                print(&format!("\nSelf-test of {name}\n{}", describe(tested)))?;
+            }
         }
-        Err(error) => vec![(*name).into(), format!("not available: {}", error.message())],
+    }
+    Ok(if found.iter().any(failed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn to_json(Found { name, device, self_test }: &Found) -> Value {
+    let device = match device {
+        Ok(device) => device,
+        Err(error) => return json!({ "device": name, "unavailable": error.message(), "help": error.help_line() }),
+    };
+    let mut value = json!({ "device": name, "info": device.info(), "memory": device.memory().ok() });
+    match self_test {
+        Some(Ok(report)) => value["self_test"] = json!({ "passed": report.passed(), "report": report }),
+        Some(Err(error)) => value["self_test"] = json!({ "passed": false, "error": error.to_string() }),
+        None => {}
+    }
+    value
+}
+
+fn to_row(Found { name, device, .. }: &Found) -> Vec<String> {
+    let device = match device {
+        Ok(device) => device,
+        Err(error) => return vec![(*name).into(), format!("not available: {}", error.message())],
+    };
+    let info = device.info();
+    let memory = device.memory().map_or_else(
+        |error| error.message().to_string(),
+        |memory| format!("{} of {}", ByteCount(memory.free_bytes), ByteCount(memory.total_bytes)),
+    );
+    let units = format!("{} x {}", info.compute_units, info.wave_lanes);
+    vec![(*name).into(), info.name.clone(), info.arch.clone(), units, memory, info.driver.clone()]
+}
+
+fn describe(tested: &Result<SelfTestReport>) -> String {
+    let report = match tested {
+        Ok(report) => report,
+        Err(error) => return format!("did not run: {error}"),
+    };
+    let rows = report.checks.iter().map(|check| {
+        let outcome = check.fault.as_ref().map_or_else(
+            || "right".to_owned(),
+            |fault| format!("WRONG: {}; looks like {}: {}", fault.message, fault.issue.id, fault.issue.symptom),
+        );
+        vec![check.name.into(), check.replays.to_string(), format!("{:.1}", check.seconds * 1e3), outcome]
     });
-    print(&table(&["device", "name", "architecture", ">units x lanes", ">free memory", "driver"], rows))
+    let kept = match report.kept_bytes {
+        0 => "Instances and recordings gave all device memory back.".into(),
+        bytes => format!("Instances and recordings kept {} of device memory.", ByteCount(bytes)),
+    };
+    format!("{}\n{kept}", table(&["check", ">replays", ">ms", "results"], rows))
 }

@@ -86,6 +86,19 @@ enum DeviceChoice {
     Cuda,
 }
 
+impl DeviceChoice {
+    /// The name that [`hal::open`] takes.
+    fn name(self) -> &'static str {
+        match self {
+            DeviceChoice::Auto => "auto",
+            DeviceChoice::Cpu => "cpu",
+            DeviceChoice::Null => "null",
+            DeviceChoice::Hip => "hip",
+            DeviceChoice::Cuda => "cuda",
+        }
+    }
+}
+
 impl Shared {
     /// The model's path; an error that names the flag if it is not given.
     fn model(&self) -> Result<&Path> {
@@ -107,13 +120,7 @@ impl Shared {
 
     /// Opens the device of `--device`.
     fn open_device(&self) -> Result<Arc<dyn Device>> {
-        hal::open(match self.device {
-            DeviceChoice::Auto => "auto",
-            DeviceChoice::Cpu => "cpu",
-            DeviceChoice::Null => "null",
-            DeviceChoice::Hip => "hip",
-            DeviceChoice::Cuda => "cuda",
-        })
+        hal::open(self.device.name())
     }
 
     /// The limits with a command's own defaults below flags and file.
@@ -140,7 +147,7 @@ pub fn main() -> ExitCode {
         Job::Plan(args) => done(plan::run(&args)),
         Job::Demo(args) => done(demo::run(&args)),
         Job::Run(args) => done(run::run(&args)),
-        Job::Devices(args) => done(devices::run(&args)),
+        Job::Devices(args) => devices::run(&args),
         Job::Bench(args) => done(bench::run(&args)),
     };
     match outcome {

@@ -4,18 +4,25 @@
 //! device, against the ledger and the lowered chain; [`race`] looks for unordered nodes, [`coverage`] for reads of what no node wrote, [`bake`] for values that came from a
 //! batch, [`memory`] for buffers that overlap and guard bands that were damaged, [`written`] for outputs that a kernel left out.
 //!
+//! [`self_test`] replays small graphs with known results before a device is trusted with a model; [`issues`] are the public
+//! reports its faults are named by.
+//!
 //! Checks fail closed: a query that errs is a finding. Nothing in here changes a graph or an address.
 
 mod audit;
 pub mod bake;
 pub mod coverage;
 pub mod id;
+pub mod issues;
 pub mod memory;
 mod nodes;
+mod probes;
 pub mod race;
 pub mod report;
+pub mod selftest;
 pub mod written;
 
 pub use audit::{Audit, audit};
 pub use id::Invariant;
 pub use report::{Finding, Report};
+pub use selftest::{SelfTestReport, self_test};
