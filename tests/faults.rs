@@ -3,12 +3,25 @@
 //!
 //! The table of all faults is `docs/faults.md`; `CAPSTAN_BLESS=1 cargo test --test faults` writes it anew.
 
+#![expect(unsafe_code, reason = "damages the memory of a device on purpose")]
+
+#[path = "faults/damaged.rs"]
+mod damaged;
+#[path = "faults/graph.rs"]
+mod graph;
+#[path = "faults/liar.rs"]
+mod liar;
+#[path = "faults/rig.rs"]
+mod rig;
 mod serving;
+#[path = "faults/window.rs"]
+mod window;
 
 use std::sync::Arc;
 
 use capstan::chain::StepChains;
 use capstan::config::Limits;
+use capstan::error::ErrorKind;
 use capstan::random::Random;
 use capstan::runtime::Checks;
 
@@ -53,4 +66,26 @@ fn every_chain_runs_clean_under_the_full_audit_of_every_step() {
             clean(chains, each_node, 5, seed(50 + at as u64));
         }
     }
+}
+
+/// Every fault is caught by the right check, and the message names the culprit.
+#[test]
+fn every_fault_is_caught_and_named() {
+    let mut wrong = Vec::new();
+    for fault in [graph::FAULTS, window::FAULTS].into_iter().flatten() {
+        let Err(error) = (fault.run)() else {
+            wrong.push(format!("{}: not caught", fault.name));
+            continue;
+        };
+        let text = error.to_string();
+        let caught = match error.kind() {
+            ErrorKind::Invariant(id) => id == fault.caught_by || text.contains(&format!("\n  {} ", fault.caught_by)),
+            kind => format!("{kind:?}").to_lowercase() == fault.caught_by,
+        };
+        let missing: Vec<_> = fault.names.iter().filter(|name| !text.contains(**name)).collect();
+        if !caught || !missing.is_empty() {
+            wrong.push(format!("{} ({}): missing {missing:?} in\n{text}", fault.name, fault.caught_by));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n\n"));
 }

@@ -127,7 +127,7 @@ fn check_nodes(graph: &dyn Graph, chain: &Chain, launches: &[Launch]) -> Result<
         match graph.node(id)? {
             Node::Kernel(node) => kernels.push((id, node)),
             Node::Empty => {}
-            other => return Err(broken("CAP-1", format!("{}: node {at} is no kernel but {other:?}", chain.name))),
+            other => return Err(broken("CAP-1", format!("{}: node {at} is {}", chain.name, what_it_is(&other)))),
         }
     }
     if kernels.len() != launches.len() {
@@ -167,6 +167,17 @@ fn check_nodes(graph: &dyn Graph, chain: &Chain, launches: &[Launch]) -> Result<
         }
     }
     Ok(())
+}
+
+/// A node in words, without addresses.
+pub(crate) fn what_it_is(node: &Node) -> String {
+    match node {
+        Node::Kernel(node) => format!("kernel {}", node.symbol),
+        Node::Copy { bytes, .. } => format!("a copy of {bytes} bytes"),
+        Node::Fill { bytes, .. } => format!("a fill of {bytes} bytes"),
+        Node::Empty => "empty".to_owned(),
+        Node::Other(name) => format!("a node of kind {name}"),
+    }
 }
 
 fn first_difference(found: &[u8], expected: &[u8]) -> usize {

@@ -2,6 +2,7 @@
 
 use super::{Finding, Report};
 use crate::arena::{Arena, Ledger, Sealed};
+use crate::capture::graph::what_it_is;
 use crate::error::Result;
 use crate::hal::{DevicePtr, Graph, KernelNode, Node, NodeId};
 use crate::kernels::{Field, Ptr};
@@ -52,14 +53,8 @@ fn answer<T>(result: Result<T>, query: &str, id: &'static str, report: &mut Repo
 }
 
 fn forbidden(at: u32, node: &Node) -> Finding {
-    let found = match node {
-        Node::Copy { bytes, .. } => format!("a copy of {bytes} bytes"),
-        Node::Fill { bytes, .. } => format!("a fill of {bytes} bytes"),
-        Node::Other(name) => format!("a node of kind {name}"),
-        Node::Kernel(_) | Node::Empty => "a kernel".to_owned(),
-    };
     let help = "something queued work on the stream during the capture that is no kernel of the chain: move it out of the window";
-    Finding::new("CAP-1", "kernels only", found, help).at(at, "")
+    Finding::new("CAP-1", "kernels only", what_it_is(node), help).at(at, "")
 }
 
 /// An address as buffer + offset, or as what it is where no buffer holds it.

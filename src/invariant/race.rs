@@ -86,6 +86,7 @@ impl Reach {
 pub fn races(touches: &[Touch], reach: &Reach, label: impl Fn(NodeId) -> String, arena: &Arena<Sealed>, report: &mut Report) {
     let mut sorted: Vec<&Touch> = touches.iter().collect();
     sorted.sort_by_key(|touch| (touch.buffer, touch.from, touch.node));
+    let mut pairs: Vec<(&Touch, &Touch)> = Vec::new();
     // Ranges that reach past the current start, of the current buffer.
     let mut open: Vec<&Touch> = Vec::new();
     for touch in sorted {
@@ -95,11 +96,14 @@ pub fn races(touches: &[Touch], reach: &Reach, label: impl Fn(NodeId) -> String,
             let (first, second) = if other.node < touch.node { (*other, touch) } else { (touch, *other) };
             let ordered = reach.ordered(first.node, second.node) || reach.ordered(second.node, first.node);
             if writes && first.node != second.node && !ordered {
-                report.push(finding(first, second, &label, arena));
+                pairs.push((first, second));
             }
         }
         open.push(touch);
     }
+    // Nodes close to each other first: where one edge is missing, those are the ones it should lie between.
+    pairs.sort_by_key(|(first, second)| (second.node.0 - first.node.0, first.node, first.field));
+    pairs.iter().for_each(|(first, second)| report.push(finding(first, second, &label, arena)));
 }
 
 fn finding(first: &Touch, second: &Touch, label: &impl Fn(NodeId) -> String, arena: &Arena<Sealed>) -> Finding {
