@@ -5,6 +5,8 @@
 
 #![expect(unsafe_code, reason = "damages the memory of a device on purpose")]
 
+#[path = "faults/chain.rs"]
+mod chain;
 #[path = "faults/damaged.rs"]
 mod damaged;
 #[path = "faults/graph.rs"]
@@ -14,6 +16,10 @@ mod liar;
 #[path = "faults/rig.rs"]
 mod rig;
 mod serving;
+#[path = "faults/step.rs"]
+mod step;
+#[path = "faults/user.rs"]
+mod user;
 #[path = "faults/window.rs"]
 mod window;
 
@@ -72,7 +78,7 @@ fn every_chain_runs_clean_under_the_full_audit_of_every_step() {
 #[test]
 fn every_fault_is_caught_and_named() {
     let mut wrong = Vec::new();
-    for fault in [graph::FAULTS, window::FAULTS].into_iter().flatten() {
+    for fault in [graph::FAULTS, window::FAULTS, chain::FAULTS, step::FAULTS].into_iter().flatten() {
         let Err(error) = (fault.run)() else {
             wrong.push(format!("{}: not caught", fault.name));
             continue;

@@ -4,6 +4,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use super::plan::GUARD_BYTES;
 use super::{ArenaPlan, BufferId, Ledger, LedgerEntry, PinnedView};
 use crate::error::{Error, Result};
 use crate::hal::{Allocation, Device, DevicePtr, MemoryKind, Stream};
@@ -66,6 +67,7 @@ impl Arena<Planning> {
     ///
     /// Errors: out of memory (names the slab and its largest buffers); whatever was allocated is freed.
     pub fn allocate(device: &Arc<dyn Device>, plan: ArenaPlan) -> Result<Arena<Planning>> {
+        fits(&plan)?;
         let mut slabs = Slabs { device: device.clone(), allocations: Vec::with_capacity(plan.slabs.len()) };
         for slab in &plan.slabs {
             let allocation = device.allocate(slab.memory, slab.bytes).map_err(|error| describe(error, &plan, slab.memory))?;
@@ -206,11 +208,28 @@ fn bands<'a>(plan: &'a ArenaPlan, slab: &Allocation) -> Vec<Band<'a>> {
     let mut bands = Vec::with_capacity(buffers.len() + 1);
     let (mut from, mut before) = (0, "the start of the slab");
     for next in buffers {
-        bands.push(Band { from, to: next.offset, before, after: &next.spec.name });
-        (from, before) = (next.offset + next.bytes, &next.spec.name);
+        // Buffers that overlap (ADDR-3) have no band between them.
+        if next.offset > from {
+            bands.push(Band { from, to: next.offset, before, after: &next.spec.name });
+        }
+        (from, before) = (from.max(next.offset + next.bytes), &next.spec.name);
     }
     bands.push(Band { from, to: slab.bytes, before, after: "the end of the slab" });
     bands
+}
+
+/// ADDR-1: every buffer lies inside its slab, with room for a guard band behind it.
+fn fits(plan: &ArenaPlan) -> Result<()> {
+    for buffer in &plan.buffers {
+        let slab = plan.slabs.iter().find(|slab| slab.memory == buffer.spec.memory).map_or(0, |slab| slab.bytes);
+        let end = buffer.offset.checked_add(buffer.bytes).and_then(|end| end.checked_add(GUARD_BYTES));
+        if end.is_none_or(|end| end > slab) {
+            let (name, memory) = (&buffer.spec.name, buffer.spec.memory);
+            let message = format!("buffer {name} and its guard band do not fit the {memory:?} slab of {slab} bytes");
+            return Err(Error::invariant("ADDR-1", message).help("lay the plan out with PlanBuilder::finish"));
+        }
+    }
+    Ok(())
 }
 
 fn describe(error: Error, plan: &ArenaPlan, kind: MemoryKind) -> Error {

@@ -11,6 +11,9 @@ use crate::arena::PinnedView;
 use crate::error::Error;
 use crate::kernels::step::{self, BlockUpdate, ResultHeader, SequenceRecord, SlotHeader};
 
+/// A token that no vocabulary has.
+const UNPUBLISHED: i32 = i32::MIN;
+
 /// Sizes of both rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
@@ -146,6 +149,22 @@ impl StepRing {
         self.results.read(base + size_of::<ResultHeader>() as u64, bytemuck::cast_slice_mut(&mut self.tokens[..tokens]));
         self.owed[at] = (0, 0);
         (header, &self.tokens[..tokens])
+    }
+
+    /// Overwrites the tokens of the result slot that `ticket` will be answered in, ahead of the step.
+    pub(super) fn poison_result(&self, ticket: Ticket, tokens: u32) {
+        let base = self.at(ticket.0) as u64 * self.result_bytes() + size_of::<ResultHeader>() as u64;
+        (0..u64::from(tokens)).for_each(|row| self.results.write(base + row * 4, bytes_of(&UNPUBLISHED)));
+    }
+
+    /// The first of a published step's tokens that nobody wrote since [`StepRing::poison_result`].
+    pub(super) fn unpublished(&self, ticket: Ticket, tokens: u32) -> Option<u32> {
+        let base = self.at(ticket.0) as u64 * self.result_bytes() + size_of::<ResultHeader>() as u64;
+        (0..tokens).find(|&row| {
+            let mut token = [0; 4];
+            self.results.read(base + u64::from(row) * 4, &mut token);
+            i32::from_ne_bytes(token) == UNPUBLISHED
+        })
     }
 
     /// Frees a slot without a result: the device ended without publishing, or runs nothing.

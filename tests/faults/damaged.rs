@@ -18,13 +18,19 @@ pub struct Damaged {
     inner: Arc<dyn StepChains>,
     plan: ArenaPlan,
     kernels: Vec<&'static KernelSpec>,
-    edit: Edit,
+    edits: Vec<Edit>,
 }
 
 impl Damaged {
     /// `inner` with every decode chain passed through `edit`.
     pub fn new(inner: Arc<dyn StepChains>, edit: impl Fn(&mut Chain, &GraphKey) + Send + Sync + 'static) -> Damaged {
-        Damaged { plan: inner.plan().clone(), kernels: inner.kernels(), edit: Box::new(edit), inner }
+        Damaged { plan: inner.plan().clone(), kernels: inner.kernels(), edits: vec![Box::new(edit)], inner }
+    }
+
+    /// Edits every decode chain once more.
+    pub fn then(mut self, edit: impl Fn(&mut Chain, &GraphKey) + Send + Sync + 'static) -> Damaged {
+        self.edits.push(Box::new(edit));
+        self
     }
 
     /// Declares another kernel.
@@ -70,7 +76,7 @@ impl StepChains for Damaged {
     }
     fn decode(&self, key: &GraphKey) -> Chain {
         let mut chain = self.inner.decode(key);
-        (self.edit)(&mut chain, key);
+        self.edits.iter().for_each(|edit| edit(&mut chain, key));
         chain
     }
     fn prefill(&self, sequences: u32, rows: u32) -> Chain {

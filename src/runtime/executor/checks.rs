@@ -98,6 +98,7 @@ impl Executor {
         let outputs = if executes && !self.checks.each_node { written::outputs_of_replay(graph) } else { Vec::new() };
         written::poison(&self.arena, &outputs)?;
         let (ticket, updates) = fill(&mut self.ring, &self.sequences, batch)?;
+        self.ring.poison_result(ticket, rows);
         let ran = match self.checks.each_node {
             true => self.run_each(graph, executes, &mut report),
             false => graph.replay(&*self.stream),
@@ -106,6 +107,11 @@ impl Executor {
             return Err(poisoned(&mut self.poison, error));
         }
         written::unwritten(graph, &outputs, &mut report);
+        if let Some(row) = self.ring.unpublished(ticket, rows).filter(|_| executes) {
+            let help = "the last op of the chain must publish one token a row of the capture size";
+            let found = format!("none for row {row}");
+            report.push(Finding::new("PAD-1", format!("{rows} published tokens"), found, help).buffer("step.results"));
+        }
         memory::guards(&self.arena, &mut report);
         if executes && self.checks.poison_free_blocks {
             self.free_blocks(|buffer, offset, bytes| self.still_poisoned(buffer, offset, bytes, &mut report))?;
