@@ -78,3 +78,30 @@ fn unsafe_code_stands_in_files_that_say_why() {
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
+
+/// The ids of the invariants' table.
+fn invariants(text: &str) -> Vec<String> {
+    let table = text.split("## Invariants").nth(1).expect("ARCHITECTURE.md has an Invariants section");
+    let rows = table.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|')).skip(2);
+    rows.map(|row| row.split('|').nth(1).expect("a first column").trim().to_string()).collect()
+}
+
+#[test]
+fn the_invariants_of_the_code_are_those_of_the_table() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let table = invariants(&fs::read_to_string(root.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md"));
+    let listed: Vec<&str> = capstan::invariant::id::ALL.iter().map(|invariant| invariant.id).collect();
+    assert_eq!(table, listed);
+    let mut files = Vec::new();
+    sources(&root.join("src"), &mut files);
+    for path in files {
+        let text = fs::read_to_string(&path).expect("a source file");
+        for quoted in text.split("Error::invariant(").chain(text.split("Finding::new(")).skip(1) {
+            let id: String = quoted.trim_start().trim_start_matches('"').chars().take_while(|&c| c != '"' && c != ',').collect();
+            let is_id = id.split_once('-').is_some_and(|(name, number)| {
+                name.chars().all(|c| c.is_ascii_uppercase()) && number.chars().all(|c| c.is_ascii_digit())
+            });
+            assert!(!is_id || listed.contains(&&*id), "{}: {id} is in no list", path.display());
+        }
+    }
+}

@@ -4,7 +4,7 @@
 //! [`race`](super::race). Works for any declared kernel, a user's like the crate's own; code nobody declared is refused.
 
 use super::coverage::covered;
-use super::nodes::{ReadBack, buffer_name, place, value};
+use super::nodes::{ReadBack, buffer_name, launch_shape, place, value};
 use super::race::{Reach, Touch, races};
 use super::{Finding, Report};
 use crate::arena::{Arena, Sealed};
@@ -117,7 +117,7 @@ impl Audit<'_> {
                 break;
             }
             if node.shape != launch.shape {
-                let (expected, found) = (format!("{:?}", launch.shape), format!("{:?}", node.shape));
+                let (expected, found) = (launch_shape(&launch.shape), launch_shape(&node.shape));
                 report.push(Finding::new("CAP-2", expected, found, help).at(id.0, &op.label));
             }
             if node.args != launch.args.as_slice() {

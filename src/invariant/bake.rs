@@ -3,7 +3,7 @@
 //! What differs came from a batch and not from the key: it would be stale when the graph is replayed for another batch.
 
 use super::audit::differing;
-use super::nodes::{ReadBack, value};
+use super::nodes::{ReadBack, launch_shape, value};
 use super::{Finding, Report};
 use crate::arena::{Arena, Sealed};
 use crate::capture::Modules;
@@ -32,7 +32,7 @@ pub fn compare(
             break;
         }
         if old.shape != new.shape {
-            let (expected, found) = (format!("{:?} as in the first capture", old.shape), format!("{:?}", new.shape));
+            let (expected, found) = (format!("{} as in the first capture", launch_shape(&old.shape)), launch_shape(&new.shape));
             report.push(Finding::new("BAKE-1", expected, found, HELP).at(id.0, label));
         }
         if old.args != new.args {

@@ -1,11 +1,14 @@
 //! A graph as its device tells it: kernel nodes, other nodes, edges. What the device cannot tell is a finding.
 
 use super::{Finding, Report};
-use crate::arena::{Arena, Ledger, Sealed};
+use crate::arena::{Arena, BufferId, Ledger, Sealed};
 use crate::capture::graph::what_it_is;
 use crate::error::Result;
-use crate::hal::{DevicePtr, Graph, KernelNode, Node, NodeId};
+use crate::hal::{DevicePtr, Graph, KernelNode, LaunchShape, Node, NodeId};
 use crate::kernels::{Field, Ptr};
+
+/// How far from a buffer an address may lie to be told by it: a guard band or two.
+const NEAR_BYTES: u64 = 1024;
 
 /// What was read back.
 #[derive(Debug, Default)]
@@ -57,13 +60,29 @@ fn forbidden(at: u32, node: &Node) -> Finding {
     Finding::new("CAP-1", "kernels only", what_it_is(node), help).at(at, "")
 }
 
-/// An address as buffer + offset, or as what it is where no buffer holds it.
+/// An address as buffer + offset, or by its distance to the nearest buffer where none holds it.
 pub(super) fn place(arena: &Arena<Sealed>, pointer: Ptr) -> String {
-    match arena.ledger().resolve(DevicePtr(pointer.0), 0) {
-        Some((buffer, offset)) => format!("{}+{offset}", arena.plan().buffer(buffer).spec.name),
-        None if pointer == Ptr::NULL => "null".to_owned(),
+    if pointer == Ptr::NULL {
+        return "null".to_owned();
+    }
+    if let Some((buffer, offset)) = arena.ledger().resolve(DevicePtr(pointer.0), 0) {
+        return format!("{}+{offset}", arena.plan().buffer(buffer).spec.name);
+    }
+    let near = (0u32..).zip(&arena.plan().buffers).filter_map(|(at, planned)| {
+        let from = arena.ptr(BufferId(at)).0;
+        let (before, behind) = (from.checked_sub(pointer.0), pointer.0.checked_sub(from + planned.bytes));
+        let (distance, side) = before.map(|bytes| (bytes, "before")).or(behind.map(|bytes| (bytes, "behind")))?;
+        (distance <= NEAR_BYTES).then_some((distance, side, &planned.spec.name))
+    });
+    match near.min() {
+        Some((distance, side, name)) => format!("an address in no buffer, {distance} bytes {side} {name}"),
         None => "an address in no buffer".to_owned(),
     }
+}
+
+/// A launch shape for people.
+pub(super) fn launch_shape(shape: &LaunchShape) -> String {
+    format!("grid {:?} workgroup {:?} LDS {}", shape.grid, shape.workgroup, shape.lds_bytes)
 }
 
 /// A field's value for people: a place or a number.

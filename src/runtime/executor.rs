@@ -579,15 +579,20 @@ fn step_error(header: &ResultHeader) -> Result<()> {
         }
         code if code == StepError::TooManyRows as u32 => {
             Error::invariant("KEY-1", format!("the slot holds {a} entries, the graph was captured for {b}"))
+                .help("the chain's ingest op is shaped by other numbers than its key, or the slot was overwritten")
         }
         code if code == StepError::BlockRange as u32 => {
             Error::invariant("PAGE-1", format!("row {a}: block-table entry {b} is {c}, out of range"))
+                .help("the ring slot was overwritten after the host filled it: find who writes to pinned memory")
         }
         code if code == StepError::PeerTimeout as u32 => {
             Error::peer(format!("rank {a} did not send row {b}'s candidates of generation {c}"))
+                .help("look for what ended or slowed that rank")
         }
-        code if code == StepError::PeerMismatch as u32 => Error::peer(format!("rank {a} runs {c:#x}, this rank {b:#x}")),
-        code => Error::device(format!("the device reports error {code} ({a}, {b}, {c})")),
+        code if code == StepError::PeerMismatch as u32 => Error::peer(format!("rank {a} runs {c:#x}, this rank {b:#x}"))
+            .help("give every rank the same limits, batch and capture sizes"),
+        code => Error::device(format!("the device reports error {code} ({a}, {b}, {c})"))
+            .help("this version knows no such error: device code and host were built apart"),
     };
     Err(error)
 }

@@ -217,7 +217,7 @@ pub static FAULTS: &[Fault] = &[
     Fault {
         name: "a grid made for the dummy batch",
         caught_by: "BAKE-1",
-        names: &["node 4", "layer0.score", "as in the first capture", "grid: "],
+        names: &["node 4", "layer0.score", "expected grid [32, 4, 1]", "as in the first capture, found grid [2, 4, 1]"],
         run: || observed(|chain, seen| op(chain, "layer0.score").shape.grid[0] = seen.div_ceil(16).max(1)),
     },
     Fault {

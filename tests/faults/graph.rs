@@ -62,7 +62,7 @@ pub static FAULTS: &[Fault] = &[
     Fault {
         name: "a pointer slid back into the guard band",
         caught_by: "ADDR-1",
-        names: &["node 5", "layer0.attend.out"],
+        names: &["node 5", "layer0.attend.out", "64 bytes before attention.out"],
         run: || audit_with(5, |_, node| point(node, "out", pointer(node, "out") - 64)),
     },
     Fault {
@@ -208,19 +208,19 @@ pub static FAULTS: &[Fault] = &[
     Fault {
         name: "a grid one workgroup short",
         caught_by: "CAP-2",
-        names: &["node 1", "embed", "grid: [3, 1, 1]"],
+        names: &["node 1", "embed", "found grid [3, 1, 1]"],
         run: || audit_with(1, |_, node| node.shape.grid[0] -= 1),
     },
     Fault {
         name: "a workgroup of other lanes",
         caught_by: "CAP-2",
-        names: &["node 4", "layer0.topk_emit", "workgroup: [64, 1, 1]"],
+        names: &["node 4", "layer0.topk_emit", "found grid [4, 2, 1] workgroup [64, 1, 1]"],
         run: || audit_with(4, |_, node| node.shape.workgroup[0] = 64),
     },
     Fault {
         name: "other LDS",
         caught_by: "CAP-2",
-        names: &["node 5", "layer0.attend", "lds_bytes: 512"],
+        names: &["node 5", "layer0.attend", "LDS 512"],
         run: || audit_with(5, |_, node| node.shape.lds_bytes = 512),
     },
     Fault {

@@ -137,7 +137,7 @@ pub static FAULTS: &[Fault] = &[
         },
     },
     Fault {
-        name: "a buffer allocated after the seal",
+        name: "a second arena allocated in the window",
         caught_by: "CAP-1",
         names: &["at layer0.norm_rope_insert", "allocate"],
         run: || {
