@@ -8,12 +8,14 @@ use capstan::hal::{Device, DevicePtr, KernelNode, MemoryKind, Node, NodeId};
 use super::liar::Lies;
 use super::rig::{Fault, Rig, audit_with, msa, point, pointer, scalar};
 
+type Edges = Vec<(NodeId, NodeId)>;
+
 /// Captures, then audits while the device lies about the whole graph.
 fn lied(lies: Lies) -> capstan::Result<()> {
     Rig::captured(msa())?.audit_under(lies)
 }
 
-fn edges(lie: fn(Vec<(NodeId, NodeId)>) -> Vec<(NodeId, NodeId)>) -> capstan::Result<()> {
+fn edges(lie: fn(Edges) -> Edges) -> capstan::Result<()> {
     lied(Lies { edges: Some(Arc::new(move |truth| Ok(lie(truth)))), ..Lies::default() })
 }
 
