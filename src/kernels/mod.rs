@@ -5,6 +5,7 @@
 //! `/kernels`, and [`registry`] ties them together. A user's kernel is a [`KernelSpec`] like any other.
 
 pub mod args;
+pub mod header;
 pub mod cpu;
 pub mod m3;
 pub mod msa;

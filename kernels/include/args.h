@@ -1,0 +1,842 @@
+// Argument structs of the kernels and codes of element types. Generated from src/kernels by
+// `CAPSTAN_BLESS=1 cargo test --lib header`; do not edit.
+#pragma once
+
+#define DTYPE_F32 0u
+#define DTYPE_BF16 1u
+#define DTYPE_FP8_E4M3 2u
+#define DTYPE_I32 3u
+#define DTYPE_U32 4u
+#define DTYPE_U64 5u
+#define DTYPE_U8 6u
+
+struct IngestArgs {
+    // [ring_slots, slot_bytes] pinned metadata ring.
+    const unsigned char* ring;
+    // [64 B] step state.
+    unsigned char* state;
+    // [sequences] block-table row of each sequence; 0 for pads.
+    int* seq_slot;
+    // [sequences] KV length, this step's tokens included; 0 for pads.
+    int* seq_len;
+    // [sequences + 1] prefix sums of query lengths; the tail repeats the total.
+    int* cu_seqlens;
+    // [sequences, 48 B] the sequence records as sent (sampling parameters); zero for pads.
+    unsigned char* records;
+    // [rows] sequence index of each row (row n of uniform decode: n / query_len); 0 for pads.
+    int* row_seq;
+    // [rows] block-table row; 0 for pads.
+    int* row_slot;
+    // [rows] causal length max(kv_len - query_len + t + 1, 0); 0 for pads. The row's position is this - 1.
+    int* row_len;
+    // [rows] token ids; 0 for pads.
+    int* tokens;
+    // [slots] last sampled token of each block-table row.
+    const int* last_token;
+    // [slots, table_width] cache block of each block of each sequence.
+    int* block_table;
+    // Sequences this launch is shaped for.
+    unsigned int sequences;
+    // Rows this launch is shaped for.
+    unsigned int rows;
+    // Rows a sequence in a uniform step; 0: ragged.
+    unsigned int query_len;
+    // Slots of the ring.
+    unsigned int ring_slots;
+    // Bytes of a slot.
+    unsigned int slot_bytes;
+    // Sequences a slot has room for.
+    unsigned int sequence_capacity;
+    // Rows a slot has room for.
+    unsigned int row_capacity;
+    // Updates a slot has room for.
+    unsigned int update_capacity;
+    // Rows of the block table.
+    unsigned int slots;
+    // Columns of the block table.
+    unsigned int table_width;
+    // Cache blocks there are.
+    unsigned int cache_blocks;
+    // Polls before `ingest` gives up on a slot.
+    unsigned int poll_limit;
+};
+static_assert(sizeof(IngestArgs) == 144, "IngestArgs");
+static_assert(__builtin_offsetof(IngestArgs, ring) == 0, "IngestArgs.ring");
+static_assert(__builtin_offsetof(IngestArgs, state) == 8, "IngestArgs.state");
+static_assert(__builtin_offsetof(IngestArgs, seq_slot) == 16, "IngestArgs.seq_slot");
+static_assert(__builtin_offsetof(IngestArgs, seq_len) == 24, "IngestArgs.seq_len");
+static_assert(__builtin_offsetof(IngestArgs, cu_seqlens) == 32, "IngestArgs.cu_seqlens");
+static_assert(__builtin_offsetof(IngestArgs, records) == 40, "IngestArgs.records");
+static_assert(__builtin_offsetof(IngestArgs, row_seq) == 48, "IngestArgs.row_seq");
+static_assert(__builtin_offsetof(IngestArgs, row_slot) == 56, "IngestArgs.row_slot");
+static_assert(__builtin_offsetof(IngestArgs, row_len) == 64, "IngestArgs.row_len");
+static_assert(__builtin_offsetof(IngestArgs, tokens) == 72, "IngestArgs.tokens");
+static_assert(__builtin_offsetof(IngestArgs, last_token) == 80, "IngestArgs.last_token");
+static_assert(__builtin_offsetof(IngestArgs, block_table) == 88, "IngestArgs.block_table");
+static_assert(__builtin_offsetof(IngestArgs, sequences) == 96, "IngestArgs.sequences");
+static_assert(__builtin_offsetof(IngestArgs, rows) == 100, "IngestArgs.rows");
+static_assert(__builtin_offsetof(IngestArgs, query_len) == 104, "IngestArgs.query_len");
+static_assert(__builtin_offsetof(IngestArgs, ring_slots) == 108, "IngestArgs.ring_slots");
+static_assert(__builtin_offsetof(IngestArgs, slot_bytes) == 112, "IngestArgs.slot_bytes");
+static_assert(__builtin_offsetof(IngestArgs, sequence_capacity) == 116, "IngestArgs.sequence_capacity");
+static_assert(__builtin_offsetof(IngestArgs, row_capacity) == 120, "IngestArgs.row_capacity");
+static_assert(__builtin_offsetof(IngestArgs, update_capacity) == 124, "IngestArgs.update_capacity");
+static_assert(__builtin_offsetof(IngestArgs, slots) == 128, "IngestArgs.slots");
+static_assert(__builtin_offsetof(IngestArgs, table_width) == 132, "IngestArgs.table_width");
+static_assert(__builtin_offsetof(IngestArgs, cache_blocks) == 136, "IngestArgs.cache_blocks");
+static_assert(__builtin_offsetof(IngestArgs, poll_limit) == 140, "IngestArgs.poll_limit");
+
+struct EmbedArgs {
+    // [rows] token ids.
+    const int* tokens;
+    // [rows] causal lengths.
+    const int* row_len;
+    // [vocab, width] in `table_dtype`.
+    const void* table;
+    // [rows, width].
+    float* out;
+    // Rows.
+    unsigned int rows;
+    // Channels of a row.
+    unsigned int width;
+    // Rows of the table; a token past it gives zeros and is an error the host has already refused.
+    unsigned int vocab;
+    // [`DType`](crate::DType) code: F32 or Bf16.
+    unsigned int table_dtype;
+};
+static_assert(sizeof(EmbedArgs) == 48, "EmbedArgs");
+static_assert(__builtin_offsetof(EmbedArgs, tokens) == 0, "EmbedArgs.tokens");
+static_assert(__builtin_offsetof(EmbedArgs, row_len) == 8, "EmbedArgs.row_len");
+static_assert(__builtin_offsetof(EmbedArgs, table) == 16, "EmbedArgs.table");
+static_assert(__builtin_offsetof(EmbedArgs, out) == 24, "EmbedArgs.out");
+static_assert(__builtin_offsetof(EmbedArgs, rows) == 32, "EmbedArgs.rows");
+static_assert(__builtin_offsetof(EmbedArgs, width) == 36, "EmbedArgs.width");
+static_assert(__builtin_offsetof(EmbedArgs, vocab) == 40, "EmbedArgs.vocab");
+static_assert(__builtin_offsetof(EmbedArgs, table_dtype) == 44, "EmbedArgs.table_dtype");
+
+struct SampleArgs {
+    // [rows, vocab] logits; row i belongs to step row `rows_index[i]`, or i where that pointer is null.
+    const float* logits;
+    // [rows] step row of each logits row, or null (extent 0) for the identity.
+    const int* rows_index;
+    // [step_rows] sequence of each step row.
+    const int* row_seq;
+    // [step_rows] block-table row of each step row.
+    const int* row_slot;
+    // [step_rows] causal lengths; 0 draws nothing and writes token 0.
+    const int* row_len;
+    // [sequences, 48 B] sequence records.
+    const unsigned char* records;
+    // [rows] sampled tokens.
+    int* out;
+    // [slots] last sampled token of each block-table row.
+    int* last_token;
+    // Logits rows.
+    unsigned int rows;
+    // Vocabulary.
+    unsigned int vocab;
+    // Rows of the step.
+    unsigned int step_rows;
+    // Sequences of the step.
+    unsigned int sequences;
+    // Rows of the block table.
+    unsigned int slots;
+    // 1 if `rows_index` is given.
+    unsigned int indexed;
+};
+static_assert(sizeof(SampleArgs) == 88, "SampleArgs");
+static_assert(__builtin_offsetof(SampleArgs, logits) == 0, "SampleArgs.logits");
+static_assert(__builtin_offsetof(SampleArgs, rows_index) == 8, "SampleArgs.rows_index");
+static_assert(__builtin_offsetof(SampleArgs, row_seq) == 16, "SampleArgs.row_seq");
+static_assert(__builtin_offsetof(SampleArgs, row_slot) == 24, "SampleArgs.row_slot");
+static_assert(__builtin_offsetof(SampleArgs, row_len) == 32, "SampleArgs.row_len");
+static_assert(__builtin_offsetof(SampleArgs, records) == 40, "SampleArgs.records");
+static_assert(__builtin_offsetof(SampleArgs, out) == 48, "SampleArgs.out");
+static_assert(__builtin_offsetof(SampleArgs, last_token) == 56, "SampleArgs.last_token");
+static_assert(__builtin_offsetof(SampleArgs, rows) == 64, "SampleArgs.rows");
+static_assert(__builtin_offsetof(SampleArgs, vocab) == 68, "SampleArgs.vocab");
+static_assert(__builtin_offsetof(SampleArgs, step_rows) == 72, "SampleArgs.step_rows");
+static_assert(__builtin_offsetof(SampleArgs, sequences) == 76, "SampleArgs.sequences");
+static_assert(__builtin_offsetof(SampleArgs, slots) == 80, "SampleArgs.slots");
+static_assert(__builtin_offsetof(SampleArgs, indexed) == 84, "SampleArgs.indexed");
+
+struct PublishArgs {
+    // [64 B] step state.
+    const unsigned char* state;
+    // [rows] sampled tokens.
+    const int* tokens;
+    // [ring_slots, result_bytes] pinned result ring.
+    unsigned char* results;
+    // Rows of `tokens`.
+    unsigned int rows;
+    // Slots of the ring.
+    unsigned int ring_slots;
+    // Bytes of a result slot.
+    unsigned int result_bytes;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(PublishArgs) == 40, "PublishArgs");
+static_assert(__builtin_offsetof(PublishArgs, state) == 0, "PublishArgs.state");
+static_assert(__builtin_offsetof(PublishArgs, tokens) == 8, "PublishArgs.tokens");
+static_assert(__builtin_offsetof(PublishArgs, results) == 16, "PublishArgs.results");
+static_assert(__builtin_offsetof(PublishArgs, rows) == 24, "PublishArgs.rows");
+static_assert(__builtin_offsetof(PublishArgs, ring_slots) == 28, "PublishArgs.ring_slots");
+static_assert(__builtin_offsetof(PublishArgs, result_bytes) == 32, "PublishArgs.result_bytes");
+static_assert(__builtin_offsetof(PublishArgs, reserved) == 36, "PublishArgs.reserved");
+
+struct NormRopeInsertArgs {
+    // [rows, packed_width] f32; packed_width = (q_heads + 2 kv_heads) head_dim + (index_heads + 1 if any) index_dim.
+    const float* packed;
+    // [head_dim] Gemma weight of q.
+    const float* q_norm;
+    // [head_dim] Gemma weight of k.
+    const float* k_norm;
+    // [index_dim] Gemma weight of index_q.
+    const float* index_q_norm;
+    // [index_dim] Gemma weight of index_k.
+    const float* index_k_norm;
+    // [positions, rotary_dim] cos of the first half's angles, then sin.
+    const float* cos_sin;
+    // [rows] block-table row.
+    const int* row_slot;
+    // [rows] causal length.
+    const int* row_len;
+    // [slots, table_width] attend group's block table.
+    const int* block_table;
+    // [rows, q_heads, head_dim].
+    float* q;
+    // [rows, index_heads, index_dim] in `index_dtype`.
+    void* index_q;
+    // Paged KV cache in `kv_dtype`.
+    void* kv_cache;
+    // [cache_blocks, block_size, index_dim] in `index_dtype`.
+    void* index_cache;
+    // Rows.
+    unsigned int rows;
+    // Channels of a packed row.
+    unsigned int packed_width;
+    // Query heads.
+    unsigned int q_heads;
+    // KV heads.
+    unsigned int kv_heads;
+    // Channels of a head.
+    unsigned int head_dim;
+    // Index heads; 0 on a dense layer.
+    unsigned int index_heads;
+    // Channels of an index head.
+    unsigned int index_dim;
+    // Rotating channels.
+    unsigned int rotary_dim;
+    // Positions of the cos/sin table.
+    unsigned int positions;
+    // Rows of the block table.
+    unsigned int slots;
+    // Columns of the block table.
+    unsigned int table_width;
+    // Tokens of a block.
+    unsigned int block_size;
+    // Cache blocks there are.
+    unsigned int cache_blocks;
+    // F32, Bf16 or F8E4M3.
+    unsigned int kv_dtype;
+    // F32, Bf16 or F8E4M3.
+    unsigned int index_dtype;
+    // Epsilon of the norms.
+    float eps;
+};
+static_assert(sizeof(NormRopeInsertArgs) == 168, "NormRopeInsertArgs");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, packed) == 0, "NormRopeInsertArgs.packed");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, q_norm) == 8, "NormRopeInsertArgs.q_norm");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, k_norm) == 16, "NormRopeInsertArgs.k_norm");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, index_q_norm) == 24, "NormRopeInsertArgs.index_q_norm");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, index_k_norm) == 32, "NormRopeInsertArgs.index_k_norm");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, cos_sin) == 40, "NormRopeInsertArgs.cos_sin");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, row_slot) == 48, "NormRopeInsertArgs.row_slot");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, row_len) == 56, "NormRopeInsertArgs.row_len");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, block_table) == 64, "NormRopeInsertArgs.block_table");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, q) == 72, "NormRopeInsertArgs.q");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, index_q) == 80, "NormRopeInsertArgs.index_q");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, kv_cache) == 88, "NormRopeInsertArgs.kv_cache");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, index_cache) == 96, "NormRopeInsertArgs.index_cache");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, rows) == 104, "NormRopeInsertArgs.rows");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, packed_width) == 108, "NormRopeInsertArgs.packed_width");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, q_heads) == 112, "NormRopeInsertArgs.q_heads");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, kv_heads) == 116, "NormRopeInsertArgs.kv_heads");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, head_dim) == 120, "NormRopeInsertArgs.head_dim");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, index_heads) == 124, "NormRopeInsertArgs.index_heads");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, index_dim) == 128, "NormRopeInsertArgs.index_dim");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, rotary_dim) == 132, "NormRopeInsertArgs.rotary_dim");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, positions) == 136, "NormRopeInsertArgs.positions");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, slots) == 140, "NormRopeInsertArgs.slots");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, table_width) == 144, "NormRopeInsertArgs.table_width");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, block_size) == 148, "NormRopeInsertArgs.block_size");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, cache_blocks) == 152, "NormRopeInsertArgs.cache_blocks");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, kv_dtype) == 156, "NormRopeInsertArgs.kv_dtype");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, index_dtype) == 160, "NormRopeInsertArgs.index_dtype");
+static_assert(__builtin_offsetof(NormRopeInsertArgs, eps) == 164, "NormRopeInsertArgs.eps");
+
+struct ScoreDecodeArgs {
+    // [sequences * query_len, heads, dim] in `index_dtype`.
+    const void* index_q;
+    // [cache_blocks, block_size, dim] in `index_dtype`.
+    const void* index_cache;
+    // [slots, table_width] indexer group's block table.
+    const int* block_table;
+    // [sequences] block-table row.
+    const int* seq_slot;
+    // [sequences] KV length, this step's tokens included; 0 for pads.
+    const int* seq_len;
+    // [heads, score_rows, score_width] f32; rows n of this step at the front of each head's plane.
+    float* score;
+    // Sequences.
+    unsigned int sequences;
+    // Rows a sequence.
+    unsigned int query_len;
+    // Index heads.
+    unsigned int heads;
+    // Channels of an index head.
+    unsigned int dim;
+    // Tokens of a block.
+    unsigned int block_size;
+    // Blocks forced at the start.
+    unsigned int init_blocks;
+    // Blocks forced at the end.
+    unsigned int local_blocks;
+    // Rows of a head's plane of `score`.
+    unsigned int score_rows;
+    // Columns of `score`.
+    unsigned int score_width;
+    // Rows of the block table.
+    unsigned int slots;
+    // Columns of the block table.
+    unsigned int table_width;
+    // Cache blocks there are.
+    unsigned int cache_blocks;
+    // This rank.
+    unsigned int rank;
+    // World size of the indexer.
+    unsigned int world;
+    // F32, Bf16 or F8E4M3.
+    unsigned int index_dtype;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(ScoreDecodeArgs) == 112, "ScoreDecodeArgs");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, index_q) == 0, "ScoreDecodeArgs.index_q");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, index_cache) == 8, "ScoreDecodeArgs.index_cache");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, block_table) == 16, "ScoreDecodeArgs.block_table");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, seq_slot) == 24, "ScoreDecodeArgs.seq_slot");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, seq_len) == 32, "ScoreDecodeArgs.seq_len");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, score) == 40, "ScoreDecodeArgs.score");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, sequences) == 48, "ScoreDecodeArgs.sequences");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, query_len) == 52, "ScoreDecodeArgs.query_len");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, heads) == 56, "ScoreDecodeArgs.heads");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, dim) == 60, "ScoreDecodeArgs.dim");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, block_size) == 64, "ScoreDecodeArgs.block_size");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, init_blocks) == 68, "ScoreDecodeArgs.init_blocks");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, local_blocks) == 72, "ScoreDecodeArgs.local_blocks");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, score_rows) == 76, "ScoreDecodeArgs.score_rows");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, score_width) == 80, "ScoreDecodeArgs.score_width");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, slots) == 84, "ScoreDecodeArgs.slots");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, table_width) == 88, "ScoreDecodeArgs.table_width");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, cache_blocks) == 92, "ScoreDecodeArgs.cache_blocks");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, rank) == 96, "ScoreDecodeArgs.rank");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, world) == 100, "ScoreDecodeArgs.world");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, index_dtype) == 104, "ScoreDecodeArgs.index_dtype");
+static_assert(__builtin_offsetof(ScoreDecodeArgs, reserved) == 108, "ScoreDecodeArgs.reserved");
+
+struct ScorePrefillArgs {
+    // [rows, q_heads_stride, dim] in `index_dtype`; heads `first_head`.. are read.
+    const void* index_q;
+    // [cache_blocks, block_size, dim] in `index_dtype`.
+    const void* index_cache;
+    // [slots, table_width] indexer group's block table.
+    const int* block_table;
+    // [rows] block-table row.
+    const int* row_slot;
+    // [rows] causal length; 0 for pads.
+    const int* row_len;
+    // [heads, score_rows, score_width] f32.
+    float* score;
+    // Rows.
+    unsigned int rows;
+    // Rows of a tile.
+    unsigned int tile_rows;
+    // Index heads.
+    unsigned int heads;
+    // Channels of an index head.
+    unsigned int dim;
+    // Tokens of a block.
+    unsigned int block_size;
+    // Blocks forced at the start.
+    unsigned int init_blocks;
+    // Blocks forced at the end.
+    unsigned int local_blocks;
+    // Rows of a head's plane of `score`.
+    unsigned int score_rows;
+    // Columns of `score`.
+    unsigned int score_width;
+    // Rows of the block table.
+    unsigned int slots;
+    // Columns of the block table.
+    unsigned int table_width;
+    // Cache blocks there are.
+    unsigned int cache_blocks;
+    // First head of `index_q` to read (context parallel prefill scores the owned heads only).
+    unsigned int first_head;
+    // Heads of a row of `index_q`.
+    unsigned int q_heads_stride;
+    // F32, Bf16 or F8E4M3.
+    unsigned int index_dtype;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(ScorePrefillArgs) == 112, "ScorePrefillArgs");
+static_assert(__builtin_offsetof(ScorePrefillArgs, index_q) == 0, "ScorePrefillArgs.index_q");
+static_assert(__builtin_offsetof(ScorePrefillArgs, index_cache) == 8, "ScorePrefillArgs.index_cache");
+static_assert(__builtin_offsetof(ScorePrefillArgs, block_table) == 16, "ScorePrefillArgs.block_table");
+static_assert(__builtin_offsetof(ScorePrefillArgs, row_slot) == 24, "ScorePrefillArgs.row_slot");
+static_assert(__builtin_offsetof(ScorePrefillArgs, row_len) == 32, "ScorePrefillArgs.row_len");
+static_assert(__builtin_offsetof(ScorePrefillArgs, score) == 40, "ScorePrefillArgs.score");
+static_assert(__builtin_offsetof(ScorePrefillArgs, rows) == 48, "ScorePrefillArgs.rows");
+static_assert(__builtin_offsetof(ScorePrefillArgs, tile_rows) == 52, "ScorePrefillArgs.tile_rows");
+static_assert(__builtin_offsetof(ScorePrefillArgs, heads) == 56, "ScorePrefillArgs.heads");
+static_assert(__builtin_offsetof(ScorePrefillArgs, dim) == 60, "ScorePrefillArgs.dim");
+static_assert(__builtin_offsetof(ScorePrefillArgs, block_size) == 64, "ScorePrefillArgs.block_size");
+static_assert(__builtin_offsetof(ScorePrefillArgs, init_blocks) == 68, "ScorePrefillArgs.init_blocks");
+static_assert(__builtin_offsetof(ScorePrefillArgs, local_blocks) == 72, "ScorePrefillArgs.local_blocks");
+static_assert(__builtin_offsetof(ScorePrefillArgs, score_rows) == 76, "ScorePrefillArgs.score_rows");
+static_assert(__builtin_offsetof(ScorePrefillArgs, score_width) == 80, "ScorePrefillArgs.score_width");
+static_assert(__builtin_offsetof(ScorePrefillArgs, slots) == 84, "ScorePrefillArgs.slots");
+static_assert(__builtin_offsetof(ScorePrefillArgs, table_width) == 88, "ScorePrefillArgs.table_width");
+static_assert(__builtin_offsetof(ScorePrefillArgs, cache_blocks) == 92, "ScorePrefillArgs.cache_blocks");
+static_assert(__builtin_offsetof(ScorePrefillArgs, first_head) == 96, "ScorePrefillArgs.first_head");
+static_assert(__builtin_offsetof(ScorePrefillArgs, q_heads_stride) == 100, "ScorePrefillArgs.q_heads_stride");
+static_assert(__builtin_offsetof(ScorePrefillArgs, index_dtype) == 104, "ScorePrefillArgs.index_dtype");
+static_assert(__builtin_offsetof(ScorePrefillArgs, reserved) == 108, "ScorePrefillArgs.reserved");
+
+struct TopkEmitArgs {
+    // [heads, score_rows, score_width].
+    const float* score;
+    // [rows] block-table row.
+    const int* row_slot;
+    // [rows] causal length.
+    const int* row_len;
+    // [slots, table_width] attend group's block table (cache block ids, not yet doubled).
+    const int* block_table;
+    // [heads, topk_rows, topk] selected block ids.
+    int* topk_idx;
+    // [rows * kv_heads, topk * block_size / 16] page ids.
+    int* page_table;
+    // [rows * kv_heads] tokens the page table describes.
+    int* page_len;
+    // Rows.
+    unsigned int rows;
+    // Index heads.
+    unsigned int heads;
+    // KV heads, a multiple of `heads`.
+    unsigned int kv_heads;
+    // Blocks to select.
+    unsigned int topk;
+    // Tokens of a block.
+    unsigned int block_size;
+    // Rows of a head's plane of `score`.
+    unsigned int score_rows;
+    // Columns of `score`.
+    unsigned int score_width;
+    // Rows of a head's plane of `topk_idx`.
+    unsigned int topk_rows;
+    // Rows of the block table.
+    unsigned int slots;
+    // Columns of the block table.
+    unsigned int table_width;
+    // Cache blocks there are.
+    unsigned int cache_blocks;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(TopkEmitArgs) == 104, "TopkEmitArgs");
+static_assert(__builtin_offsetof(TopkEmitArgs, score) == 0, "TopkEmitArgs.score");
+static_assert(__builtin_offsetof(TopkEmitArgs, row_slot) == 8, "TopkEmitArgs.row_slot");
+static_assert(__builtin_offsetof(TopkEmitArgs, row_len) == 16, "TopkEmitArgs.row_len");
+static_assert(__builtin_offsetof(TopkEmitArgs, block_table) == 24, "TopkEmitArgs.block_table");
+static_assert(__builtin_offsetof(TopkEmitArgs, topk_idx) == 32, "TopkEmitArgs.topk_idx");
+static_assert(__builtin_offsetof(TopkEmitArgs, page_table) == 40, "TopkEmitArgs.page_table");
+static_assert(__builtin_offsetof(TopkEmitArgs, page_len) == 48, "TopkEmitArgs.page_len");
+static_assert(__builtin_offsetof(TopkEmitArgs, rows) == 56, "TopkEmitArgs.rows");
+static_assert(__builtin_offsetof(TopkEmitArgs, heads) == 60, "TopkEmitArgs.heads");
+static_assert(__builtin_offsetof(TopkEmitArgs, kv_heads) == 64, "TopkEmitArgs.kv_heads");
+static_assert(__builtin_offsetof(TopkEmitArgs, topk) == 68, "TopkEmitArgs.topk");
+static_assert(__builtin_offsetof(TopkEmitArgs, block_size) == 72, "TopkEmitArgs.block_size");
+static_assert(__builtin_offsetof(TopkEmitArgs, score_rows) == 76, "TopkEmitArgs.score_rows");
+static_assert(__builtin_offsetof(TopkEmitArgs, score_width) == 80, "TopkEmitArgs.score_width");
+static_assert(__builtin_offsetof(TopkEmitArgs, topk_rows) == 84, "TopkEmitArgs.topk_rows");
+static_assert(__builtin_offsetof(TopkEmitArgs, slots) == 88, "TopkEmitArgs.slots");
+static_assert(__builtin_offsetof(TopkEmitArgs, table_width) == 92, "TopkEmitArgs.table_width");
+static_assert(__builtin_offsetof(TopkEmitArgs, cache_blocks) == 96, "TopkEmitArgs.cache_blocks");
+static_assert(__builtin_offsetof(TopkEmitArgs, reserved) == 100, "TopkEmitArgs.reserved");
+
+struct AttendSparseArgs {
+    // [rows, q_heads, head_dim].
+    const float* q;
+    // Paged KV cache in `kv_dtype`.
+    const void* kv_cache;
+    // [rows * kv_heads, table_pages] page ids.
+    const int* page_table;
+    // [rows * kv_heads] tokens to attend to.
+    const int* page_len;
+    // [rows, q_heads, head_dim].
+    float* out;
+    // Rows.
+    unsigned int rows;
+    // Query heads.
+    unsigned int q_heads;
+    // KV heads.
+    unsigned int kv_heads;
+    // Channels of a head.
+    unsigned int head_dim;
+    // Page ids of a row.
+    unsigned int table_pages;
+    // Tokens of a block.
+    unsigned int block_size;
+    // Cache blocks there are.
+    unsigned int cache_blocks;
+    // F32, Bf16 or F8E4M3.
+    unsigned int kv_dtype;
+    // Softmax scale, head_dim^-0.5.
+    float scale;
+    // Scale of a stored K (1 unless the cache is scaled).
+    float k_scale;
+    // Scale of a stored V.
+    float v_scale;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(AttendSparseArgs) == 88, "AttendSparseArgs");
+static_assert(__builtin_offsetof(AttendSparseArgs, q) == 0, "AttendSparseArgs.q");
+static_assert(__builtin_offsetof(AttendSparseArgs, kv_cache) == 8, "AttendSparseArgs.kv_cache");
+static_assert(__builtin_offsetof(AttendSparseArgs, page_table) == 16, "AttendSparseArgs.page_table");
+static_assert(__builtin_offsetof(AttendSparseArgs, page_len) == 24, "AttendSparseArgs.page_len");
+static_assert(__builtin_offsetof(AttendSparseArgs, out) == 32, "AttendSparseArgs.out");
+static_assert(__builtin_offsetof(AttendSparseArgs, rows) == 40, "AttendSparseArgs.rows");
+static_assert(__builtin_offsetof(AttendSparseArgs, q_heads) == 44, "AttendSparseArgs.q_heads");
+static_assert(__builtin_offsetof(AttendSparseArgs, kv_heads) == 48, "AttendSparseArgs.kv_heads");
+static_assert(__builtin_offsetof(AttendSparseArgs, head_dim) == 52, "AttendSparseArgs.head_dim");
+static_assert(__builtin_offsetof(AttendSparseArgs, table_pages) == 56, "AttendSparseArgs.table_pages");
+static_assert(__builtin_offsetof(AttendSparseArgs, block_size) == 60, "AttendSparseArgs.block_size");
+static_assert(__builtin_offsetof(AttendSparseArgs, cache_blocks) == 64, "AttendSparseArgs.cache_blocks");
+static_assert(__builtin_offsetof(AttendSparseArgs, kv_dtype) == 68, "AttendSparseArgs.kv_dtype");
+static_assert(__builtin_offsetof(AttendSparseArgs, scale) == 72, "AttendSparseArgs.scale");
+static_assert(__builtin_offsetof(AttendSparseArgs, k_scale) == 76, "AttendSparseArgs.k_scale");
+static_assert(__builtin_offsetof(AttendSparseArgs, v_scale) == 80, "AttendSparseArgs.v_scale");
+static_assert(__builtin_offsetof(AttendSparseArgs, reserved) == 84, "AttendSparseArgs.reserved");
+
+struct AttendDenseArgs {
+    // [rows, q_heads, head_dim].
+    const float* q;
+    // Paged KV cache in `kv_dtype`.
+    const void* kv_cache;
+    // [rows] block-table row.
+    const int* row_slot;
+    // [rows] causal length; 0 gives zeros.
+    const int* row_len;
+    // [slots, table_width] attend group's block table.
+    const int* block_table;
+    // [rows, q_heads, head_dim].
+    float* out;
+    // Rows.
+    unsigned int rows;
+    // Query heads.
+    unsigned int q_heads;
+    // KV heads.
+    unsigned int kv_heads;
+    // Channels of a head.
+    unsigned int head_dim;
+    // Tokens of a block.
+    unsigned int block_size;
+    // Cache blocks there are.
+    unsigned int cache_blocks;
+    // Rows of the block table.
+    unsigned int slots;
+    // Columns of the block table.
+    unsigned int table_width;
+    // F32, Bf16 or F8E4M3.
+    unsigned int kv_dtype;
+    // Softmax scale, head_dim^-0.5.
+    float scale;
+};
+static_assert(sizeof(AttendDenseArgs) == 88, "AttendDenseArgs");
+static_assert(__builtin_offsetof(AttendDenseArgs, q) == 0, "AttendDenseArgs.q");
+static_assert(__builtin_offsetof(AttendDenseArgs, kv_cache) == 8, "AttendDenseArgs.kv_cache");
+static_assert(__builtin_offsetof(AttendDenseArgs, row_slot) == 16, "AttendDenseArgs.row_slot");
+static_assert(__builtin_offsetof(AttendDenseArgs, row_len) == 24, "AttendDenseArgs.row_len");
+static_assert(__builtin_offsetof(AttendDenseArgs, block_table) == 32, "AttendDenseArgs.block_table");
+static_assert(__builtin_offsetof(AttendDenseArgs, out) == 40, "AttendDenseArgs.out");
+static_assert(__builtin_offsetof(AttendDenseArgs, rows) == 48, "AttendDenseArgs.rows");
+static_assert(__builtin_offsetof(AttendDenseArgs, q_heads) == 52, "AttendDenseArgs.q_heads");
+static_assert(__builtin_offsetof(AttendDenseArgs, kv_heads) == 56, "AttendDenseArgs.kv_heads");
+static_assert(__builtin_offsetof(AttendDenseArgs, head_dim) == 60, "AttendDenseArgs.head_dim");
+static_assert(__builtin_offsetof(AttendDenseArgs, block_size) == 64, "AttendDenseArgs.block_size");
+static_assert(__builtin_offsetof(AttendDenseArgs, cache_blocks) == 68, "AttendDenseArgs.cache_blocks");
+static_assert(__builtin_offsetof(AttendDenseArgs, slots) == 72, "AttendDenseArgs.slots");
+static_assert(__builtin_offsetof(AttendDenseArgs, table_width) == 76, "AttendDenseArgs.table_width");
+static_assert(__builtin_offsetof(AttendDenseArgs, kv_dtype) == 80, "AttendDenseArgs.kv_dtype");
+static_assert(__builtin_offsetof(AttendDenseArgs, scale) == 84, "AttendDenseArgs.scale");
+
+struct RmsNormArgs {
+    // [x_rows, width].
+    const float* x;
+    // [rows] row of x, or null (extent 0) for the identity.
+    const int* rows_index;
+    // [x_rows] causal length of each row of x; 0 gives zeros.
+    const int* row_len;
+    // [width] Gemma weight.
+    const float* weight;
+    // [rows, width].
+    float* out;
+    // Rows of `out`.
+    unsigned int rows;
+    // Rows of `x`.
+    unsigned int x_rows;
+    // Channels.
+    unsigned int width;
+    // 1 if `rows_index` is given.
+    unsigned int indexed;
+    // Epsilon.
+    float eps;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(RmsNormArgs) == 64, "RmsNormArgs");
+static_assert(__builtin_offsetof(RmsNormArgs, x) == 0, "RmsNormArgs.x");
+static_assert(__builtin_offsetof(RmsNormArgs, rows_index) == 8, "RmsNormArgs.rows_index");
+static_assert(__builtin_offsetof(RmsNormArgs, row_len) == 16, "RmsNormArgs.row_len");
+static_assert(__builtin_offsetof(RmsNormArgs, weight) == 24, "RmsNormArgs.weight");
+static_assert(__builtin_offsetof(RmsNormArgs, out) == 32, "RmsNormArgs.out");
+static_assert(__builtin_offsetof(RmsNormArgs, rows) == 40, "RmsNormArgs.rows");
+static_assert(__builtin_offsetof(RmsNormArgs, x_rows) == 44, "RmsNormArgs.x_rows");
+static_assert(__builtin_offsetof(RmsNormArgs, width) == 48, "RmsNormArgs.width");
+static_assert(__builtin_offsetof(RmsNormArgs, indexed) == 52, "RmsNormArgs.indexed");
+static_assert(__builtin_offsetof(RmsNormArgs, eps) == 56, "RmsNormArgs.eps");
+static_assert(__builtin_offsetof(RmsNormArgs, reserved) == 60, "RmsNormArgs.reserved");
+
+struct SelectLastArgs {
+    // [sequences + 1] prefix sums of query lengths.
+    const int* cu_seqlens;
+    // [sequences] step rows.
+    int* rows_index;
+    // Sequences.
+    unsigned int sequences;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(SelectLastArgs) == 24, "SelectLastArgs");
+static_assert(__builtin_offsetof(SelectLastArgs, cu_seqlens) == 0, "SelectLastArgs.cu_seqlens");
+static_assert(__builtin_offsetof(SelectLastArgs, rows_index) == 8, "SelectLastArgs.rows_index");
+static_assert(__builtin_offsetof(SelectLastArgs, sequences) == 16, "SelectLastArgs.sequences");
+static_assert(__builtin_offsetof(SelectLastArgs, reserved) == 20, "SelectLastArgs.reserved");
+
+struct LinearArgs {
+    // [rows, k], rows `x_stride` apart.
+    const float* x;
+    // [n, k] in `weight_dtype`.
+    const void* weight;
+    // [rows] causal length; pads (0) give zeros, or keep `out` when accumulating.
+    const int* row_len;
+    // [rows, n], rows `out_stride` apart.
+    float* out;
+    // Rows.
+    unsigned int rows;
+    // Output columns.
+    unsigned int n;
+    // Inner dimension.
+    unsigned int k;
+    // Elements between rows of x.
+    unsigned int x_stride;
+    // Elements between rows of out.
+    unsigned int out_stride;
+    // F32 or Bf16.
+    unsigned int weight_dtype;
+    // 1 adds to `out` (a residual), 0 overwrites it.
+    unsigned int accumulate;
+    // Columns of a tile.
+    unsigned int tile_cols;
+    // Rows of a tile.
+    unsigned int tile_rows;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(LinearArgs) == 72, "LinearArgs");
+static_assert(__builtin_offsetof(LinearArgs, x) == 0, "LinearArgs.x");
+static_assert(__builtin_offsetof(LinearArgs, weight) == 8, "LinearArgs.weight");
+static_assert(__builtin_offsetof(LinearArgs, row_len) == 16, "LinearArgs.row_len");
+static_assert(__builtin_offsetof(LinearArgs, out) == 24, "LinearArgs.out");
+static_assert(__builtin_offsetof(LinearArgs, rows) == 32, "LinearArgs.rows");
+static_assert(__builtin_offsetof(LinearArgs, n) == 36, "LinearArgs.n");
+static_assert(__builtin_offsetof(LinearArgs, k) == 40, "LinearArgs.k");
+static_assert(__builtin_offsetof(LinearArgs, x_stride) == 44, "LinearArgs.x_stride");
+static_assert(__builtin_offsetof(LinearArgs, out_stride) == 48, "LinearArgs.out_stride");
+static_assert(__builtin_offsetof(LinearArgs, weight_dtype) == 52, "LinearArgs.weight_dtype");
+static_assert(__builtin_offsetof(LinearArgs, accumulate) == 56, "LinearArgs.accumulate");
+static_assert(__builtin_offsetof(LinearArgs, tile_cols) == 60, "LinearArgs.tile_cols");
+static_assert(__builtin_offsetof(LinearArgs, tile_rows) == 64, "LinearArgs.tile_rows");
+static_assert(__builtin_offsetof(LinearArgs, reserved) == 68, "LinearArgs.reserved");
+
+struct RouteArgs {
+    // [rows, experts] router logits.
+    const float* logits;
+    // [experts] score correction bias; moves the choice, never the weight.
+    const float* bias;
+    // [rows] causal length.
+    const int* row_len;
+    // [rows, topk] chosen experts in order of choice.
+    int* ids;
+    // [rows, topk] their weights.
+    float* weights;
+    // Rows.
+    unsigned int rows;
+    // Experts.
+    unsigned int experts;
+    // Experts a row.
+    unsigned int topk;
+    // `routed_scaling_factor`.
+    float scale;
+};
+static_assert(sizeof(RouteArgs) == 56, "RouteArgs");
+static_assert(__builtin_offsetof(RouteArgs, logits) == 0, "RouteArgs.logits");
+static_assert(__builtin_offsetof(RouteArgs, bias) == 8, "RouteArgs.bias");
+static_assert(__builtin_offsetof(RouteArgs, row_len) == 16, "RouteArgs.row_len");
+static_assert(__builtin_offsetof(RouteArgs, ids) == 24, "RouteArgs.ids");
+static_assert(__builtin_offsetof(RouteArgs, weights) == 32, "RouteArgs.weights");
+static_assert(__builtin_offsetof(RouteArgs, rows) == 40, "RouteArgs.rows");
+static_assert(__builtin_offsetof(RouteArgs, experts) == 44, "RouteArgs.experts");
+static_assert(__builtin_offsetof(RouteArgs, topk) == 48, "RouteArgs.topk");
+static_assert(__builtin_offsetof(RouteArgs, scale) == 52, "RouteArgs.scale");
+
+struct MoeSortArgs {
+    // [pairs] experts.
+    const int* ids;
+    // [pairs] pair numbers sorted by expert; -1 past the live ones.
+    int* list;
+    // [tiles, 4] expert, first and end in `list`, 0; expert -1 past the live ones.
+    int* tiles;
+    // Rows x topk.
+    unsigned int pairs;
+    // Experts.
+    unsigned int experts;
+    // Pairs of a tile.
+    unsigned int tile_rows;
+    // Tiles there is room for: [`moe_tiles`].
+    unsigned int tiles_max;
+};
+static_assert(sizeof(MoeSortArgs) == 40, "MoeSortArgs");
+static_assert(__builtin_offsetof(MoeSortArgs, ids) == 0, "MoeSortArgs.ids");
+static_assert(__builtin_offsetof(MoeSortArgs, list) == 8, "MoeSortArgs.list");
+static_assert(__builtin_offsetof(MoeSortArgs, tiles) == 16, "MoeSortArgs.tiles");
+static_assert(__builtin_offsetof(MoeSortArgs, pairs) == 24, "MoeSortArgs.pairs");
+static_assert(__builtin_offsetof(MoeSortArgs, experts) == 28, "MoeSortArgs.experts");
+static_assert(__builtin_offsetof(MoeSortArgs, tile_rows) == 32, "MoeSortArgs.tile_rows");
+static_assert(__builtin_offsetof(MoeSortArgs, tiles_max) == 36, "MoeSortArgs.tiles_max");
+
+struct MoeLinearArgs {
+    // [pairs / pairs_a_row, k].
+    const float* x;
+    // [experts, n, k] in `weight_dtype`.
+    const void* weight;
+    // [pairs] pair numbers by expert.
+    const int* list;
+    // [tiles, 4] from `moe_sort`.
+    const int* tiles;
+    // [pairs, n].
+    float* out;
+    // Rows x topk.
+    unsigned int pairs;
+    // Pairs that share a row of x: topk into the experts, 1 inside them.
+    unsigned int pairs_a_row;
+    // Output columns.
+    unsigned int n;
+    // Inner dimension.
+    unsigned int k;
+    // Experts.
+    unsigned int experts;
+    // Tiles there is room for.
+    unsigned int tiles_max;
+    // Columns of a tile.
+    unsigned int tile_cols;
+    // F32 or Bf16.
+    unsigned int weight_dtype;
+};
+static_assert(sizeof(MoeLinearArgs) == 72, "MoeLinearArgs");
+static_assert(__builtin_offsetof(MoeLinearArgs, x) == 0, "MoeLinearArgs.x");
+static_assert(__builtin_offsetof(MoeLinearArgs, weight) == 8, "MoeLinearArgs.weight");
+static_assert(__builtin_offsetof(MoeLinearArgs, list) == 16, "MoeLinearArgs.list");
+static_assert(__builtin_offsetof(MoeLinearArgs, tiles) == 24, "MoeLinearArgs.tiles");
+static_assert(__builtin_offsetof(MoeLinearArgs, out) == 32, "MoeLinearArgs.out");
+static_assert(__builtin_offsetof(MoeLinearArgs, pairs) == 40, "MoeLinearArgs.pairs");
+static_assert(__builtin_offsetof(MoeLinearArgs, pairs_a_row) == 44, "MoeLinearArgs.pairs_a_row");
+static_assert(__builtin_offsetof(MoeLinearArgs, n) == 48, "MoeLinearArgs.n");
+static_assert(__builtin_offsetof(MoeLinearArgs, k) == 52, "MoeLinearArgs.k");
+static_assert(__builtin_offsetof(MoeLinearArgs, experts) == 56, "MoeLinearArgs.experts");
+static_assert(__builtin_offsetof(MoeLinearArgs, tiles_max) == 60, "MoeLinearArgs.tiles_max");
+static_assert(__builtin_offsetof(MoeLinearArgs, tile_cols) == 64, "MoeLinearArgs.tile_cols");
+static_assert(__builtin_offsetof(MoeLinearArgs, weight_dtype) == 68, "MoeLinearArgs.weight_dtype");
+
+struct MoeCombineArgs {
+    // [rows, topk, width] outputs of the experts.
+    const float* experts;
+    // [rows, topk].
+    const float* weights;
+    // [rows] causal length; pads keep their residual.
+    const int* row_len;
+    // [rows, width].
+    float* residual;
+    // Rows.
+    unsigned int rows;
+    // Experts a row.
+    unsigned int topk;
+    // Channels.
+    unsigned int width;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(MoeCombineArgs) == 48, "MoeCombineArgs");
+static_assert(__builtin_offsetof(MoeCombineArgs, experts) == 0, "MoeCombineArgs.experts");
+static_assert(__builtin_offsetof(MoeCombineArgs, weights) == 8, "MoeCombineArgs.weights");
+static_assert(__builtin_offsetof(MoeCombineArgs, row_len) == 16, "MoeCombineArgs.row_len");
+static_assert(__builtin_offsetof(MoeCombineArgs, residual) == 24, "MoeCombineArgs.residual");
+static_assert(__builtin_offsetof(MoeCombineArgs, rows) == 32, "MoeCombineArgs.rows");
+static_assert(__builtin_offsetof(MoeCombineArgs, topk) == 36, "MoeCombineArgs.topk");
+static_assert(__builtin_offsetof(MoeCombineArgs, width) == 40, "MoeCombineArgs.width");
+static_assert(__builtin_offsetof(MoeCombineArgs, reserved) == 44, "MoeCombineArgs.reserved");
+
+struct SwigluArgs {
+    // [rows, 2 * width], gate then up.
+    const float* x;
+    // [rows / rows_a_len] causal length of the step row behind `rows_a_len` rows.
+    const int* row_len;
+    // [rows, width].
+    float* out;
+    // Rows.
+    unsigned int rows;
+    // Channels of out.
+    unsigned int width;
+    // Rows that share a causal length: topk inside the experts, else 1.
+    unsigned int rows_a_len;
+    // Slope of the sigmoid, 1.702.
+    float alpha;
+    // Clamp, 7.
+    float limit;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(SwigluArgs) == 48, "SwigluArgs");
+static_assert(__builtin_offsetof(SwigluArgs, x) == 0, "SwigluArgs.x");
+static_assert(__builtin_offsetof(SwigluArgs, row_len) == 8, "SwigluArgs.row_len");
+static_assert(__builtin_offsetof(SwigluArgs, out) == 16, "SwigluArgs.out");
+static_assert(__builtin_offsetof(SwigluArgs, rows) == 24, "SwigluArgs.rows");
+static_assert(__builtin_offsetof(SwigluArgs, width) == 28, "SwigluArgs.width");
+static_assert(__builtin_offsetof(SwigluArgs, rows_a_len) == 32, "SwigluArgs.rows_a_len");
+static_assert(__builtin_offsetof(SwigluArgs, alpha) == 36, "SwigluArgs.alpha");
+static_assert(__builtin_offsetof(SwigluArgs, limit) == 40, "SwigluArgs.limit");
+static_assert(__builtin_offsetof(SwigluArgs, reserved) == 44, "SwigluArgs.reserved");

@@ -1,0 +1,69 @@
+// What platform.h promises, on NVIDIA. Included by platform.h alone; amd.h mirrors it.
+#pragma once
+
+#define KERNEL extern "C" __global__ __launch_bounds__(256)
+#define DEVICE __device__ __forceinline__
+#define LDS __shared__
+#define UNROLL _Pragma("unroll")
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL_BY(n) PRAGMA(unroll n)
+
+// Fewest lanes a wave has on any device of this vendor; sizes arrays of one entry a wave.
+constexpr u32 WAVE_LANES_LEAST = 32;
+
+DEVICE u32 lane() { return threadIdx.x; }
+DEVICE u32 wave_lanes() { return warpSize; }
+DEVICE u32 group(u32 dim) { return dim == 0 ? blockIdx.x : dim == 1 ? blockIdx.y : blockIdx.z; }
+DEVICE u32 groups(u32 dim) { return dim == 0 ? gridDim.x : dim == 1 ? gridDim.y : gridDim.z; }
+
+DEVICE void barrier() { __syncthreads(); }
+// What this lane wrote before is visible to the host and to peers before what it writes after.
+DEVICE void fence_system() { __threadfence_system(); }
+
+DEVICE u32 shuffle_xor(u32 x, u32 mask) { return __shfl_xor_sync(~0u, x, mask); }
+// The value of lane `from` of this wave.
+DEVICE u32 shuffle(u32 x, u32 from) { return __shfl_sync(~0u, x, from); }
+
+// On LDS.
+DEVICE u32 lds_add(u32* at, u32 value) { return atomicAdd(at, value); }
+DEVICE void lds_add(u64* at, u64 value) { atomicAdd(at, value); }
+DEVICE void lds_max(u32* at, u32 value) { atomicMax(at, value); }
+DEVICE void lds_min(u32* at, u32 value) { atomicMin(at, value); }
+
+DEVICE u64 load_acquire_system(const u64* at) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+DEVICE void store_release_system(u64* at, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+DEVICE u64 load_relaxed_system(const u64* at) {
+    u64 value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+DEVICE void store_relaxed_system(u64* at, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+// Gives other waves the issue slots while this one polls.
+DEVICE void pause() { __nanosleep(20); }
+
+DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float sqrt_exact(float x) { return __fsqrt_rn(x); }
+DEVICE float round_even(float x) { return rintf(x); }
+DEVICE double floor_f64(double x) { return floor(x); }
+DEVICE double ceil_f64(double x) { return ceil(x); }
+// The other operand if one is NaN.
+DEVICE float max_num(float a, float b) { return fmaxf(a, b); }
+
+#define FP8_MATRIX_MMA_M16N8K32 1
+#define FP8_MATRIX_MFMA_16X16X128 2
+#define FP8_MATRIX FP8_MATRIX_MMA_M16N8K32
+
+// sums[0..4] += A [16, 32] B [32, 8] of E4M3FN: PTX ISA, mma.m16n8k32.
+DEVICE void mma_fp8(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
