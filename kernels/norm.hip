@@ -4,7 +4,7 @@
 KERNEL void rms_norm(const RmsNormArgs a) {
     // Sums of squares run over this many fixed lanes.
     constexpr u32 LANES = 16;
-    LDS float sums[LANES], scale_lds;
+    LDS float scale_lds;
     const u32 row = group(0), width = a.width;
     float* out = a.out + (u64)row * width;
     const i32 source = a.indexed != 0 ? a.rows_index[row] : (i32)row;
@@ -26,16 +26,9 @@ KERNEL void rms_norm(const RmsNormArgs a) {
             UNROLL_BY(16) for (u32 c = lane(); c < in_part; c += LANES) sum += part[c] * part[c];
         }
     }
-    if (lane() < LANES) sums[lane()] = sum;
-    barrier();
-    if (lane() == 0) {
-        float all[LANES];
-        UNROLL for (u32 i = 0; i < LANES; i++) all[i] = sums[i];
-        UNROLL for (u32 step = LANES / 2; step > 0; step /= 2) {
-            UNROLL for (u32 i = 0; i < step; i++) all[i] += all[i + step];
-        }
-        scale_lds = 1.0f / sqrt_exact(all[0] / (float)width + a.eps);
-    }
+    // The tree: lane i takes lane i + 8, then + 4, + 2, + 1.
+    UNROLL for (u32 step = LANES / 2; step > 0; step /= 2) sum += shuffle_xor(sum, step);
+    if (lane() == 0) scale_lds = 1.0f / sqrt_exact(sum / (float)width + a.eps);
     barrier();
     const float scale = scale_lds;
     for (u32 c = lane(); c < width; c += WORKGROUP) out[c] = x[c] * scale * (1.0f + a.weight[c]);

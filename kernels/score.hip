@@ -129,6 +129,8 @@ template <class T> struct Lanes {
     }
 };
 
+#if FP8_MATRIX != FP8_MATRIX_NONE
+
 // The contract's shape: a wave takes a block, or a part of one where there are fewer blocks than waves, tile by tile.
 struct Matrix {
     struct Lds {
@@ -193,6 +195,15 @@ struct Matrix {
         }
     }
 };
+
+#else
+
+// No such instruction: the lanes' version takes over.
+struct Matrix : Lanes<F8E4M3> {
+    DEVICE static bool fits(const Run&) { return true; }
+};
+
+#endif
 
 union ScoreLds {
     Matrix::Lds matrix;

@@ -14,6 +14,11 @@ struct SlotHeader {
 };
 static_assert(sizeof(SlotHeader) == 64, "SlotHeader");
 
+// What of it the step works with, in registers.
+struct Counts {
+    u32 live_sequences, live_rows, updates, kv_len_max;
+};
+
 struct SequenceRecord {
     u32 slot, kv_len, query_len;
     float temperature;
@@ -39,7 +44,7 @@ constexpr i32 TOKEN_FROM_DEVICE = -1;
 constexpr u32 STALE_SLOT = 1, TOO_MANY_ROWS = 2, BLOCK_RANGE = 3;
 
 struct Fault {
-    u32 error, detail[3];
+    u32 error, first, second, third;
 };
 
 // The first update or sequence that is wrong, by number; all lanes get it.
@@ -81,7 +86,7 @@ DEVICE u32 apply_updates(const IngestArgs& a, const BlockUpdate* updates, u32 co
 }
 
 // Block-table rows exist, query lengths fit the graph's shape and add up to the rows.
-DEVICE Fault check_sequences(const IngestArgs& a, const SequenceRecord* records, const SlotHeader& header, u32* least, u64* sums) {
+DEVICE Fault check_sequences(const IngestArgs& a, const SequenceRecord* records, const Counts& header, u32* least, u64* sums) {
     u32 wrong = ~0u;
     u64 rows = 0;
     for (u32 s = lane(); s < header.live_sequences; s += WORKGROUP) {
@@ -93,13 +98,13 @@ DEVICE Fault check_sequences(const IngestArgs& a, const SequenceRecord* records,
     rows = workgroup_reduce(rows, sums, Add());
     if (wrong != ~0u) {
         u32 slot = records[wrong].slot, query_len = records[wrong].query_len;
-        if (slot >= a.slots) return Fault{BLOCK_RANGE, {wrong, 0, slot}};
-        return Fault{TOO_MANY_ROWS, {query_len, a.query_len, wrong}};
+        if (slot >= a.slots) return Fault{BLOCK_RANGE, wrong, 0, slot};
+        return Fault{TOO_MANY_ROWS, query_len, a.query_len, wrong};
     }
     if (rows != header.live_rows) {
-        return Fault{TOO_MANY_ROWS, {rows > 0xffffffffull ? 0xffffffffu : (u32)rows, header.live_rows, 0}};
+        return Fault{TOO_MANY_ROWS, rows > 0xffffffffull ? 0xffffffffu : (u32)rows, header.live_rows, 0};
     }
-    return Fault{0, {0, 0, 0}};
+    return Fault{0, 0, 0, 0};
 }
 
 KERNEL void ingest(const IngestArgs a) {
@@ -123,23 +128,24 @@ KERNEL void ingest(const IngestArgs a) {
     const i32* tokens = (const i32*)(records + a.sequence_capacity);
     const BlockUpdate* updates = (const BlockUpdate*)(tokens + ceil_div(a.row_capacity, 4) * 4);
 
-    SlotHeader header = *(const SlotHeader*)base;
-    Fault fault = {0, {0, 0, 0}};
+    const SlotHeader* slot = (const SlotHeader*)base;
+    const Counts header = {slot->live_sequences, slot->live_rows, slot->updates, slot->kv_len_max};
+    Fault fault = {0, 0, 0, 0};
     u32 sequences_most = min_u32(a.sequences, a.sequence_capacity), rows_most = min_u32(a.rows, a.row_capacity);
     if (found != expected) {
-        fault = Fault{STALE_SLOT, {(u32)expected, (u32)found, 0}};
+        fault = Fault{STALE_SLOT, (u32)expected, (u32)found, 0};
     } else if (header.live_sequences > sequences_most) {
-        fault = Fault{TOO_MANY_ROWS, {header.live_sequences, sequences_most, 0}};
+        fault = Fault{TOO_MANY_ROWS, header.live_sequences, sequences_most, 0};
     } else if (header.live_rows > rows_most) {
-        fault = Fault{TOO_MANY_ROWS, {header.live_rows, rows_most, 0}};
+        fault = Fault{TOO_MANY_ROWS, header.live_rows, rows_most, 0};
     } else if (header.updates > a.update_capacity) {
-        fault = Fault{TOO_MANY_ROWS, {header.updates, a.update_capacity, 0}};
+        fault = Fault{TOO_MANY_ROWS, header.updates, a.update_capacity, 0};
     } else {
         // Every lane takes the same way: the conditions above are the same for all.
         u32 wrong = apply_updates(a, updates, header.updates, &least, part);
         if (wrong != ~0u) {
             BlockUpdate u = updates[wrong];
-            fault = Fault{BLOCK_RANGE, {u.slot, u.index, u.block}};
+            fault = Fault{BLOCK_RANGE, u.slot, u.index, u.block};
         } else {
             fault = check_sequences(a, records, header, &least, sums);
         }
@@ -167,7 +173,7 @@ KERNEL void ingest(const IngestArgs a) {
     barrier();
     // Rows: a live row finds its sequence by bisection; the rest are pads.
     for (u32 n = lane(); n < a.rows; n += WORKGROUP) {
-        i32 seq = 0, slot = 0, len = 0, token = 0;
+        i32 seq = 0, table_row = 0, len = 0, token = 0;
         if (n < rows) {
             u32 low = 0, high = live;
             while (high - low > 1) {
@@ -179,13 +185,13 @@ KERNEL void ingest(const IngestArgs a) {
             u32 t = n - (u32)a.cu_seqlens[low];
             i64 causal = (i64)record.kv_len - (i64)record.query_len + (i64)t + 1;
             seq = (i32)low;
-            slot = (i32)record.slot;
+            table_row = (i32)record.slot;
             len = (i32)(causal > 0 ? causal : 0);
             token = tokens[n];
             if (token == TOKEN_FROM_DEVICE) token = a.last_token[record.slot];
         }
         a.row_seq[n] = seq;
-        a.row_slot[n] = slot;
+        a.row_slot[n] = table_row;
         a.row_len[n] = len;
         a.tokens[n] = token;
     }
@@ -196,7 +202,9 @@ KERNEL void ingest(const IngestArgs a) {
         next.live_rows = good ? header.live_rows : 0;
         next.kv_len_max = good ? header.kv_len_max : 0;
         next.error = fault.error;
-        for (u32 i = 0; i < 3; i++) next.error_detail[i] = fault.detail[i];
+        next.error_detail[0] = fault.first;
+        next.error_detail[1] = fault.second;
+        next.error_detail[2] = fault.third;
         *state = next;
     }
 }
@@ -228,7 +236,7 @@ KERNEL void publish(const PublishArgs a) {
         header->live_sequences = state.live_sequences;
         header->live_rows = state.live_rows;
         header->error = state.error;
-        for (u32 i = 0; i < 3; i++) header->error_detail[i] = state.error_detail[i];
+        UNROLL for (u32 i = 0; i < 3; i++) header->error_detail[i] = state.error_detail[i];
         for (u32 i = 0; i < 8; i++) header->reserved[i] = 0;
     }
     // Each lane's words reach the host before the number that says so.

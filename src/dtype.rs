@@ -37,7 +37,7 @@ impl DType {
         }
     }
 
-    /// The number a kernel argument carries for this type (`kernels/include/dtype.h` has the same list).
+    /// The number a kernel argument carries for this type (`kernels/include/args.h` has the same list).
     pub const fn code(self) -> u32 {
         self as u32
     }

@@ -52,9 +52,11 @@ DEVICE double ceil_f64(double x) { return __builtin_ceil(x); }
 // The other operand if one is NaN.
 DEVICE float max_num(float a, float b) { return __builtin_fmaxf(a, b); }
 
-#define FP8_MATRIX_MMA_M16N8K32 1
-#define FP8_MATRIX_MFMA_16X16X128 2
+#if defined(__gfx950__) || defined(__gfx942__)
 #define FP8_MATRIX FP8_MATRIX_MFMA_16X16X128
+#else
+#define FP8_MATRIX FP8_MATRIX_NONE
+#endif
 
 typedef float Floats4 __attribute__((ext_vector_type(4)));
 typedef i32 Words8 __attribute__((ext_vector_type(8)));
@@ -76,7 +78,7 @@ DEVICE void mfma_fp8(float (&sums)[4], const Fp8Operand& a, const Fp8Operand& b)
     for (u32 i = 0; i < 4; i++) sums[i] = all[i];
 }
 
-#else
+#elif defined(__gfx942__)
 
 // gfx942 has the FNUZ encoding: the same bits are half the value, 0x80 is NaN, and 0x7f and 0xff are numbers. So both NaN codes become
 // 0x80, minus zero becomes zero, and the sum is scaled by four, all of which is exact.

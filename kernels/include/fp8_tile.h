@@ -75,7 +75,7 @@ struct Fp8Tile {
     }
 };
 
-#else
+#elif FP8_MATRIX == FP8_MATRIX_MFMA_16X16X128
 
 // Keys are the rows of A, queries the columns of B: lane 16q + r holds 32 channels of key r and of query r, and of the result
 // pair r of keys 4q..4q + 3.

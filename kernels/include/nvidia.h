@@ -1,7 +1,7 @@
 // What platform.h promises, on NVIDIA. Included by platform.h alone; amd.h mirrors it.
 #pragma once
 
-#define KERNEL extern "C" __global__ __launch_bounds__(256)
+#define KERNEL extern "C" __global__ __launch_bounds__(256, 1)
 #define DEVICE __device__ __forceinline__
 #define LDS __shared__
 #define UNROLL _Pragma("unroll")
@@ -57,13 +57,14 @@ DEVICE double ceil_f64(double x) { return ceil(x); }
 // The other operand if one is NaN.
 DEVICE float max_num(float a, float b) { return fmaxf(a, b); }
 
-#define FP8_MATRIX_MMA_M16N8K32 1
-#define FP8_MATRIX_MFMA_16X16X128 2
+#if __CUDA_ARCH__ >= 890
 #define FP8_MATRIX FP8_MATRIX_MMA_M16N8K32
-
 // sums[0..4] += A [16, 32] B [32, 8] of E4M3FN: PTX ISA, mma.m16n8k32.
 DEVICE void mma_fp8(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+#else
+#define FP8_MATRIX FP8_MATRIX_NONE
+#endif

@@ -16,6 +16,11 @@ typedef long long i64;
 // Lanes of a workgroup: every chain launches this many, in one dimension.
 constexpr u32 WORKGROUP = 256;
 
+// Which fp8 matrix instruction the architecture has: `FP8_MATRIX` is one of these.
+#define FP8_MATRIX_NONE 0
+#define FP8_MATRIX_MMA_M16N8K32 1
+#define FP8_MATRIX_MFMA_16X16X128 2
+
 #if defined(__AMDGCN__)
 #include "amd.h"
 #elif defined(__CUDACC__) || defined(__CUDACC_RTC__)

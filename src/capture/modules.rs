@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::hal::{CpuKernel, Device, FunctionHandle, Module, ModuleImage, Platform};
-use crate::kernels::KernelSpec;
+use crate::kernels::{KernelSpec, build};
 
 /// Every kernel a chain may launch, loaded. Captured graphs hold an `Arc` of it, so code outlives its graphs.
 #[derive(Debug)]
@@ -28,17 +28,18 @@ impl Modules {
             }
         }
         let modules = match device.info().platform {
-            Platform::Cpu | Platform::Null => vec![load_ops(device, kernels)?],
-            Platform::Hip | Platform::Cuda => {
-                return Err(Error::unavailable(format!("no code for {}", device.info().arch)).help("use --device cpu"));
-            }
+            Platform::Cpu | Platform::Null => vec![(load_ops(device, kernels)?, kernels.to_vec())],
+            Platform::Hip | Platform::Cuda => load_objects(device, kernels)?,
         };
-        let mut loaded = Modules { functions: HashMap::new(), symbols: HashMap::new(), _modules: modules };
-        for kernel in kernels {
-            let function = loaded._modules[0].function(kernel.symbol, kernel.args.bytes)?;
-            loaded.functions.insert(kernel.symbol, (function, kernel));
-            loaded.symbols.insert(function, kernel);
+        let mut loaded = Modules { functions: HashMap::new(), symbols: HashMap::new(), _modules: vec![] };
+        for (module, kernels) in &modules {
+            for kernel in kernels {
+                let function = module.function(kernel.symbol, kernel.args.bytes)?;
+                loaded.functions.insert(kernel.symbol, (function, kernel));
+                loaded.symbols.insert(function, kernel);
+            }
         }
+        loaded._modules = modules.into_iter().map(|(module, _)| module).collect();
         Ok(loaded)
     }
 
@@ -63,4 +64,25 @@ fn load_ops(device: &dyn Device, kernels: &[&'static KernelSpec]) -> Result<Arc<
     let ops: Vec<CpuKernel> =
         kernels.iter().map(|kernel| CpuKernel { symbol: kernel.symbol, args_bytes: kernel.args.bytes, op: kernel.cpu }).collect();
     device.load_module(ModuleImage::Ops(&ops))
+}
+
+/// A module and the kernels that are in it.
+type Loaded = (Arc<dyn Module>, Vec<&'static KernelSpec>);
+
+/// One module a source.
+fn load_objects(device: &dyn Device, kernels: &[&'static KernelSpec]) -> Result<Vec<Loaded>> {
+    let mut sources: Vec<&'static str> = Vec::new();
+    for kernel in kernels {
+        if !sources.contains(&kernel.source) {
+            sources.push(kernel.source);
+        }
+    }
+    let objects = build::load(&device.info().arch, &sources)?;
+    let mut modules = Vec::new();
+    for (source, object) in sources.into_iter().zip(objects) {
+        tracing::debug!(source, origin = %object.origin, bytes = object.bytes.len(), "kernels loaded");
+        let module = device.load_module(ModuleImage::Object(&object.bytes))?;
+        modules.push((module, kernels.iter().copied().filter(|kernel| kernel.source == source).collect()));
+    }
+    Ok(modules)
 }

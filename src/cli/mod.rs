@@ -6,6 +6,7 @@
 mod bench;
 mod demo;
 mod devices;
+mod kernels;
 mod plan;
 mod progress;
 mod report;
@@ -47,6 +48,8 @@ enum Job {
     Devices(devices::DevicesArgs),
     /// Measure replay latency by rows and nodes
     Bench(bench::BenchArgs),
+    /// Compile the GPU kernels ahead of time
+    Kernels(kernels::KernelsArgs),
 }
 
 /// Flags that every subcommand takes.
@@ -149,6 +152,7 @@ pub fn main() -> ExitCode {
         Job::Run(args) => done(run::run(&args)),
         Job::Devices(args) => devices::run(&args),
         Job::Bench(args) => done(bench::run(&args)),
+        Job::Kernels(args) => done(kernels::run(&args)),
     };
     match outcome {
         Ok(code) => code,

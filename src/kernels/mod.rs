@@ -5,8 +5,9 @@
 //! `/kernels`, and [`registry`] ties them together. A user's kernel is a [`KernelSpec`] like any other.
 
 pub mod args;
-pub mod header;
+pub mod build;
 pub mod cpu;
+pub mod header;
 pub mod m3;
 pub mod msa;
 pub mod probe;
