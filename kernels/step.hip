@@ -28,6 +28,7 @@ struct SequenceRecord {
     u64 seed, reserved2;
 };
 static_assert(sizeof(SequenceRecord) == 48, "SequenceRecord");
+constexpr u32 RECORD_CHUNKS = sizeof(SequenceRecord) / sizeof(Chunk);
 
 struct BlockUpdate {
     u32 slot, index, block, reserved;
@@ -159,14 +160,19 @@ KERNEL void ingest(const IngestArgs a) {
     u32 rows = 0;
     for (u32 first = 0; first < a.sequences; first += WORKGROUP) {
         u32 s = first + lane(), total;
-        SequenceRecord record = {};
-        if (s < live) record = records[s];
-        u32 before = workgroup_scan(record.query_len, scan, total);
+        // A record in registers: slot, kv_len and query_len are its first words.
+        Chunk record[RECORD_CHUNKS];
+        UNROLL for (u32 i = 0; i < RECORD_CHUNKS; i++) {
+            UNROLL for (u32 w = 0; w < 4; w++) record[i].word[w] = 0;
+            if (s < live) record[i] = ((const Chunk*)(records + s))[i];
+        }
+        const u32 query_len = record[0].word[2];
+        u32 before = workgroup_scan(query_len, scan, total);
         if (s < a.sequences) {
-            a.seq_slot[s] = (i32)record.slot;
-            a.seq_len[s] = (i32)record.kv_len;
-            a.cu_seqlens[s + 1] = (i32)(rows + before + record.query_len);
-            kept[s] = record;
+            a.seq_slot[s] = (i32)record[0].word[0];
+            a.seq_len[s] = (i32)record[0].word[1];
+            a.cu_seqlens[s + 1] = (i32)(rows + before + query_len);
+            UNROLL for (u32 i = 0; i < RECORD_CHUNKS; i++) ((Chunk*)(kept + s))[i] = record[i];
         }
         rows += total;
     }
@@ -181,7 +187,7 @@ KERNEL void ingest(const IngestArgs a) {
                 if ((u32)a.cu_seqlens[middle] <= n) low = middle;
                 else high = middle;
             }
-            SequenceRecord record = kept[low];
+            const SequenceRecord& record = kept[low];
             u32 t = n - (u32)a.cu_seqlens[low];
             i64 causal = (i64)record.kv_len - (i64)record.query_len + (i64)t + 1;
             seq = (i32)low;
