@@ -3,12 +3,14 @@
 //! [`ladder`] says which sizes, [`lower`] turns symbols into addresses, [`record`] is the capture state machine, and a
 //! [`CapturedGraph`] owns everything its nodes point at. Kernels are loaded once into [`Modules`].
 
+pub mod cost;
 pub mod graph;
 pub mod ladder;
 mod lower;
 mod modules;
 mod record;
 
+pub use cost::GraphCost;
 pub use graph::{CapturedGraph, GraphSet};
 pub use ladder::Ladder;
 pub use lower::{Launch, lower};

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::table::table;
 use super::{DeviceChoice, Shared, print};
+use crate::capture::GraphCost;
 use crate::config::ByteCount;
 use crate::error::Result;
 use crate::hal::{self, Device};
@@ -103,5 +104,8 @@ fn describe(tested: &Result<SelfTestReport>) -> String {
         0 => "Instances and recordings gave all device memory back.".into(),
         bytes => format!("Instances and recordings kept {} of device memory.", ByteCount(bytes)),
     };
-    format!("{}\n{kept}", table(&["check", ">replays", ">ms", "results"], rows))
+    let cost = report.graph_cost.map_or_else(String::new, |GraphCost { fixed_bytes, node_bytes }| {
+        format!("A graph takes {} of device memory and {node_bytes} bytes a node. ", ByteCount(fixed_bytes))
+    });
+    format!("{}\n{cost}{kept}", table(&["check", ">replays", ">ms", "results"], rows))
 }

@@ -12,6 +12,7 @@
 mod audit;
 pub mod bake;
 pub mod coverage;
+mod graph_cost;
 pub mod id;
 pub mod issues;
 pub mod memory;
@@ -23,6 +24,7 @@ pub mod selftest;
 pub mod written;
 
 pub use audit::{Audit, audit};
+pub use graph_cost::graph_cost;
 pub use id::Invariant;
 pub use report::{Finding, Report};
 pub use selftest::{SelfTestReport, self_test};
