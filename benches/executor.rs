@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use capstan::chain::{GraphKey, MsaChains, StepChains};
 use capstan::config::{CacheBudget, CaptureSizes, Limits, ModelShape};
-use capstan::hal;
+use capstan::hal::{self, NodeId};
+use capstan::invariant::race::Reach;
+use capstan::invariant::{self, Report, bake};
 use capstan::measure::Probe;
 use capstan::model::M3Chains;
 use capstan::planning::MsaPlan;
-use capstan::runtime::Executor;
+use capstan::runtime::{Checks, Executor};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
 fn limits(capture: CaptureSizes) -> Limits {
@@ -51,7 +53,7 @@ fn decode_step(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What every step pays for its checks of the graph, and the full audit on demand.
+/// What every step pays for its checks of the graph, and what the audits cost that run at capture, on demand or every n-th step.
 fn checks(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("checks");
     let mut executor = executor(m3(CaptureSizes::List(vec![32])));
@@ -59,7 +61,47 @@ fn checks(criterion: &mut Criterion) {
     let graph = executor.graphs().iter().next().expect("one size was captured");
     group.bench_function("fingerprint", |bencher| bencher.iter(|| black_box(graph).check_fingerprint()));
     let nodes = graph.launches().len();
-    group.bench_function(BenchmarkId::new("audit_nodes", nodes), |bencher| bencher.iter(|| graph.check_nodes()));
+    group.bench_function(BenchmarkId::new("recorded_nodes", nodes), |bencher| bencher.iter(|| graph.check_nodes()));
+    group.bench_function(BenchmarkId::new("graph_audit", nodes), |bencher| bencher.iter(|| invariant::audit(graph)));
+    group.bench_function(BenchmarkId::new("bake_compare", nodes), |bencher| {
+        bencher.iter(|| {
+            let (device, mut report) = (&**graph.graph(), Report::new("bench"));
+            bake::compare(device, device, graph.chain(), graph.modules(), graph.arena(), &mut report);
+            report
+        });
+    });
+    group.bench_function(BenchmarkId::new("executor_audit", nodes), |bencher| bencher.iter(|| executor.audit()));
+    group.bench_function(BenchmarkId::new("race_reach_line", nodes), |bencher| {
+        let line: Vec<_> = (1..nodes as u32).map(|after| (NodeId(after - 1), NodeId(after))).collect();
+        bencher.iter(|| Reach::of(nodes, black_box(&line)));
+    });
+    group.bench_function(BenchmarkId::new("race_reach_branches", nodes), |bencher| {
+        // Two lines, joined at both ends.
+        let mut edges: Vec<_> = (2..nodes as u32).map(|after| (NodeId(after - 2), NodeId(after))).collect();
+        edges.extend([(NodeId(0), NodeId(1)), (NodeId(nodes as u32 - 2), NodeId(nodes as u32 - 1))]);
+        bencher.iter(|| Reach::of(nodes, black_box(&edges)));
+    });
+    group.finish();
+    audited_steps(criterion);
+}
+
+/// A whole decode step, result included, of the nano chains on the CPU device: unchecked and under each level of audit.
+fn audited_steps(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("audited_step");
+    let limits =
+        Limits { max_model_len: 512, max_num_seqs: 8, max_num_batched_tokens: 64, ..limits(CaptureSizes::List(vec![8])) };
+    let limits = Limits { cache: CacheBudget::Blocks(256), ..limits };
+    let chains: Arc<dyn StepChains> = Arc::new(MsaChains::new(&ModelShape::nano(), &limits, 0).expect("the nano shape plans"));
+    let mut executor = Executor::new(&hal::open("cpu").expect("the CPU is always there"), chains).expect("a small plan");
+    executor.capture(|_| ()).expect("the CPU device captures");
+    let probe = Probe::open(&mut executor, 5, 100).expect("the cache is large enough");
+    let off = Checks { audit_every: None, poison_free_blocks: false, each_node: false };
+    let every = Checks { audit_every: Some(1), ..off };
+    let levels = [("off", off), ("every_64th", Checks { audit_every: Some(64), ..off }), ("every", every)];
+    for (name, checks) in levels.into_iter().chain([("each_node", Checks { each_node: true, ..every })]) {
+        executor.set_checks(checks);
+        group.bench_function(name, |bencher| bencher.iter(|| probe.step(&mut executor).expect("a step")));
+    }
     group.finish();
 }
 
