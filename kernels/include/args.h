@@ -425,7 +425,7 @@ struct TopkEmitArgs {
     const int* row_len;
     // [slots, table_width] attend group's block table (cache block ids, not yet doubled).
     const int* block_table;
-    // [heads, topk_rows, topk] selected block ids.
+    // [heads, topk_rows, topk] selected block ids; the rows of this step at the front of each head's plane.
     int* topk_idx;
     // [rows * kv_heads, topk * block_size / 16] page ids.
     int* page_table;
