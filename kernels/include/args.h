@@ -840,3 +840,25 @@ static_assert(__builtin_offsetof(SwigluArgs, rows_a_len) == 32, "SwigluArgs.rows
 static_assert(__builtin_offsetof(SwigluArgs, alpha) == 36, "SwigluArgs.alpha");
 static_assert(__builtin_offsetof(SwigluArgs, limit) == 40, "SwigluArgs.limit");
 static_assert(__builtin_offsetof(SwigluArgs, reserved) == 44, "SwigluArgs.reserved");
+
+struct ProbeArgs {
+    // [count], 32-bit patterns without a sign.
+    unsigned int* dst;
+    // [count].
+    const unsigned int* src;
+    // Elements.
+    unsigned int count;
+    // Factor.
+    unsigned int mul;
+    // Summand.
+    unsigned int add;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(ProbeArgs) == 32, "ProbeArgs");
+static_assert(__builtin_offsetof(ProbeArgs, dst) == 0, "ProbeArgs.dst");
+static_assert(__builtin_offsetof(ProbeArgs, src) == 8, "ProbeArgs.src");
+static_assert(__builtin_offsetof(ProbeArgs, count) == 16, "ProbeArgs.count");
+static_assert(__builtin_offsetof(ProbeArgs, mul) == 20, "ProbeArgs.mul");
+static_assert(__builtin_offsetof(ProbeArgs, add) == 24, "ProbeArgs.add");
+static_assert(__builtin_offsetof(ProbeArgs, reserved) == 28, "ProbeArgs.reserved");

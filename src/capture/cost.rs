@@ -5,6 +5,9 @@
 
 use serde::Serialize;
 
+use super::Ladder;
+use crate::chain::{GraphKey, StepChains};
+use crate::error::Result;
 use crate::hal::Platform;
 
 /// Device memory that one captured graph takes, bytes.
@@ -35,6 +38,15 @@ impl GraphCost {
     /// Of `graphs` graphs of `nodes` nodes each.
     pub const fn estimate(self, graphs: u64, nodes: u64) -> u64 {
         graphs.saturating_mul(self.fixed_bytes.saturating_add(self.node_bytes.saturating_mul(nodes)))
+    }
+
+    /// Of all graphs that an executor of `chains` captures: its ladder's sizes, the nodes of each one's chain.
+    ///
+    /// Chains of any number of cache blocks will do: it does not change their nodes.
+    pub fn of_ladder(self, chains: &dyn StepChains) -> Result<u64> {
+        let limits = chains.limits();
+        let nodes = |&rows: &u32| chains.decode(&GraphKey::decode(limits, rows)).ops.len() as u64;
+        Ok(Ladder::new(limits)?.sizes().iter().map(|rows| self.estimate(1, nodes(rows))).sum())
     }
 
     /// The cost that explains `small` graphs of `small_nodes` nodes and `large` ones of `large_nodes`, of which `graphs` each

@@ -27,6 +27,18 @@ pub struct GraphKey {
 }
 
 impl GraphKey {
+    /// The key of a decode graph of `rows` rows, all of the query length of `limits`.
+    pub fn decode(limits: &Limits, rows: u32) -> GraphKey {
+        let query_len = 1 + limits.num_speculative_tokens;
+        GraphKey {
+            query_len,
+            sequences: rows / query_len,
+            kv_len_max: limits.max_model_len,
+            rank: limits.rank,
+            world: limits.world,
+        }
+    }
+
     /// The capture size: rows this graph pads to.
     pub fn rows(&self) -> u32 {
         self.sequences * self.query_len

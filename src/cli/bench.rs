@@ -9,7 +9,7 @@ use super::progress::Bar;
 use super::table::table;
 use super::{Shared, print};
 use crate::chain::{MsaChains, StepChains};
-use crate::config::{CaptureSizes, LimitsInput, ModelShape};
+use crate::config::{CaptureSizes, Limits, LimitsInput, ModelShape};
 use crate::error::{Error, Result};
 use crate::measure::serve::Progress;
 use crate::measure::{ReplayLatency, replay_latency};
@@ -64,7 +64,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             ..LimitsInput::default()
         };
         let limits = shared.limits_or(defaults, &shape)?;
-        let chains: Arc<dyn StepChains> = Arc::new(MsaChains::new(&shape, &limits, shared.seed)?);
+        let chains =
+            |limits: &Limits| -> Result<Arc<dyn StepChains>> { Ok(Arc::new(MsaChains::new(&shape, limits, shared.seed)?)) };
+        let chains = chains(&shared.keep_for_graphs(limits, &shape, device.info().platform, chains)?)?;
         let mut captured = Executor::new(&device, chains.clone())?;
         captured.capture(|at| bar.serving(Progress::Capture(at)))?;
         let mut eager = Executor::new(&device, chains)?;

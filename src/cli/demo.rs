@@ -9,7 +9,7 @@ use super::progress::Bar;
 use super::run::WorkloadArgs;
 use super::{Shared, print, report};
 use crate::chain::StepChains;
-use crate::config::{LimitsInput, ModelShape};
+use crate::config::{Limits, LimitsInput, ModelShape};
 use crate::error::{Error, Result};
 use crate::measure::{Check, serve};
 use crate::model::{Checkpoint, M3Chains, make};
@@ -47,6 +47,8 @@ pub(super) fn run(args: &DemoArgs) -> Result<()> {
     // Log-uniform up to twice 16 blocks: half of the requests grow past what is selected.
     let longest = (32 * shape.block_size).min(limits.max_model_len / 2).max(1);
     let workload = args.workload.workload(shared.seed, (32, (4, longest.max(4)), (8, 64)))?;
+    let nodes = |limits: &Limits| -> Result<Arc<dyn StepChains>> { Ok(Arc::new(M3Chains::without_weights(&shape, limits)?)) };
+    let limits = shared.keep_for_graphs(limits, &shape, device.info().platform, nodes)?;
     let chains: Arc<dyn StepChains> = Arc::new(M3Chains::new(checkpoint, &limits)?);
     let check = if args.no_check { Check::Off } else { Check::Alone };
     let served = serve(&device, &chains, &workload, check, |at| bar.serving(at))?;

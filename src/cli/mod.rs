@@ -20,9 +20,11 @@ use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{Limits, LimitsInput, ModelShape};
+use crate::capture::GraphCost;
+use crate::chain::StepChains;
+use crate::config::{CacheBudget, Limits, LimitsInput, ModelShape};
 use crate::error::{Error, Result};
-use crate::hal::{self, Device};
+use crate::hal::{self, Device, Platform};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -100,6 +102,17 @@ impl DeviceChoice {
             DeviceChoice::Cuda => "cuda",
         }
     }
+
+    /// The platform that was asked for; `None` for whatever is there.
+    fn platform(self) -> Option<Platform> {
+        match self {
+            DeviceChoice::Auto => None,
+            DeviceChoice::Cpu => Some(Platform::Cpu),
+            DeviceChoice::Null => Some(Platform::Null),
+            DeviceChoice::Hip => Some(Platform::Hip),
+            DeviceChoice::Cuda => Some(Platform::Cuda),
+        }
+    }
 }
 
 impl Shared {
@@ -126,18 +139,41 @@ impl Shared {
         hal::open(self.device.name())
     }
 
+    /// What the user gave: flags, then the file of `--config`.
+    fn input(&self) -> Result<LimitsInput> {
+        let file = self.config.as_deref().map(LimitsInput::read).transpose()?.unwrap_or_default();
+        Ok(self.limits.clone().or(file))
+    }
+
     /// The limits with a command's own defaults below flags and file.
     fn limits_or(&self, defaults: LimitsInput, shape: &ModelShape) -> Result<Limits> {
-        let file = self.config.as_deref().map(LimitsInput::read).transpose()?.unwrap_or_default();
-        self.limits.clone().or(file).or(defaults).resolve(shape)
+        self.input()?.or(defaults).resolve(shape)
     }
 
     /// The limits (flags, then the file of `--config`, then defaults that suit the model), and the device memory the plan has
     /// to fit, if it was given.
     fn limits(&self, shape: &ModelShape) -> Result<(Limits, Option<u64>)> {
-        let file = self.config.as_deref().map(LimitsInput::read).transpose()?.unwrap_or_default();
-        let input = self.limits.clone().or(file);
+        let input = self.input()?;
         Ok((input.resolve(shape)?, input.memory.map(|memory| memory.0)))
+    }
+
+    /// Keeps a part of `--memory` for the graphs of `chains` on `platform`, by an estimate, unless `--graph-memory` says how much.
+    fn keep_for_graphs(
+        &self,
+        limits: Limits,
+        shape: &ModelShape,
+        platform: Platform,
+        chains: impl FnOnce(&Limits) -> Result<Arc<dyn StepChains>>,
+    ) -> Result<Limits> {
+        let input = self.input()?;
+        if input.memory.is_none() || input.graph_memory.is_some() {
+            return Ok(limits);
+        }
+        // The nodes do not depend on how many blocks there are: those of one longest sequence do.
+        let blocks = limits.max_model_len.div_ceil(shape.block_size);
+        let smallest = Limits { cache: CacheBudget::Blocks(blocks), ..limits.clone() };
+        let graph_bytes = GraphCost::of(platform).of_ladder(&*chains(&smallest)?)?;
+        Ok(Limits { graph_bytes, ..limits })
     }
 }
 

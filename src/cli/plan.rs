@@ -1,5 +1,7 @@
 //! `capstan plan`: every persistent buffer, the sums by purpose, the ladder and the gates. No device.
 
+use std::sync::Arc;
+
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
@@ -7,12 +9,13 @@ use super::table::table;
 use super::{Shared, print};
 use crate::arena::{ArenaPlan, PlannedBuffer, Purpose};
 use crate::capture::Ladder;
+use crate::chain::{MsaChains, StepChains};
 use crate::config::{ByteCount, CacheBudget, Limits, ModelShape};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::gates::{self, Indexer, Refusal};
-use crate::hal::MemoryKind;
-use crate::model::M3Plan;
+use crate::hal::{MemoryKind, Platform};
+use crate::model::{M3Chains, M3Plan};
 use crate::planning::{AttentionDims, MsaPlan, check_fit, device_bytes};
 
 /// Flags of `capstan plan`.
@@ -50,6 +53,9 @@ struct Report {
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let shape = args.shared.shape()?;
     let (limits, memory) = args.shared.limits(&shape)?;
+    // Without a device the dearest platform's graphs are kept room for.
+    let platform = args.shared.device.platform().unwrap_or(Platform::Hip);
+    let limits = args.shared.keep_for_graphs(limits, &shape, platform, |limits| chains(args.chain, &shape, limits))?;
     let (arena, cache_blocks) = plan(args.chain, &shape, &limits)?;
     if let Some(memory) = memory {
         let with_blocks = |limits: &Limits, blocks| {
@@ -70,6 +76,13 @@ fn plan(chain: ChainChoice, shape: &ModelShape, limits: &Limits) -> Result<(Aren
         ChainChoice::Msa => MsaPlan::new(shape, limits).map(|plan| (plan.arena, plan.layout.cache_blocks)),
         ChainChoice::M3 => M3Plan::new(shape, limits, |_| DType::Bf16).map(|plan| (plan.arena, plan.layout.cache_blocks)),
     }
+}
+
+fn chains(chain: ChainChoice, shape: &ModelShape, limits: &Limits) -> Result<Arc<dyn StepChains>> {
+    Ok(match chain {
+        ChainChoice::Msa => Arc::new(MsaChains::new(shape, limits, 0)?),
+        ChainChoice::M3 => Arc::new(M3Chains::without_weights(shape, limits)?),
+    })
 }
 
 impl Report {
@@ -175,8 +188,12 @@ impl Report {
             ),
         ];
         if let Some(memory) = self.memory {
-            let left = memory.saturating_sub(device_bytes(&self.arena));
-            lines.insert(2, format!("budget    {}, {} left", ByteCount(memory), ByteCount(left)));
+            let graphs = self.limits.graph_bytes;
+            let left = memory.saturating_sub(device_bytes(&self.arena)).saturating_sub(graphs);
+            lines.insert(
+                2,
+                format!("budget    {}, {} kept for graphs, {} left", ByteCount(memory), ByteCount(graphs), ByteCount(left)),
+            );
         }
         lines.join("\n")
     }

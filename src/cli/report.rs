@@ -69,7 +69,14 @@ fn memory(report: &ServeReport) -> Vec<Vec<String>> {
     let memory = &report.memory;
     let mut rows = vec![
         row("memory planned", ByteCount(memory.planned)),
-        row("memory of the graphs, by the device", ByteCount(memory.graphs)),
+        row(
+            "memory of the graphs, by the device / estimated before",
+            format!("{} / {}", ByteCount(memory.graphs), ByteCount(memory.graphs_estimated)),
+        ),
+        row(
+            "memory of a graph, fixed + a node",
+            format!("{} + {} B", ByteCount(memory.graph_cost.fixed_bytes), memory.graph_cost.node_bytes),
+        ),
     ];
     if let (Some(base), Some(captured), Some(served)) = (memory.resident_base, memory.resident_captured, memory.resident_served) {
         rows.push(row("resident before", ByteCount(base)));

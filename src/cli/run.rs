@@ -7,7 +7,7 @@ use clap::Args;
 use super::progress::Bar;
 use super::{Shared, print, report};
 use crate::chain::{MsaChains, StepChains};
-use crate::config::{LimitsInput, ModelShape};
+use crate::config::{Limits, LimitsInput, ModelShape};
 use crate::error::{Error, Result};
 use crate::measure::{Check, Workload, serve};
 
@@ -81,7 +81,9 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
         return Err(Error::unavailable("the null device records and runs nothing: there is nothing to serve")
             .help("use --device cpu, or `capstan bench --device null` for host times"));
     }
-    let chains: Arc<dyn StepChains> = Arc::new(MsaChains::new(&shape, &limits, shared.seed)?);
+    let chains = |limits: &Limits| -> Result<Arc<dyn StepChains>> { Ok(Arc::new(MsaChains::new(&shape, limits, shared.seed)?)) };
+    let limits = shared.keep_for_graphs(limits, &shape, device.info().platform, chains)?;
+    let chains = chains(&limits)?;
     let check = if args.no_shadow { Check::Off } else { Check::EachStep };
     let mut bar = Bar::new();
     let served = serve(&device, &chains, &workload, check, |at| bar.serving(at))?;

@@ -47,6 +47,9 @@ pub struct LimitsInput {
     /// Device memory for everything, such as 200GiB; without --cache-blocks what is left becomes cache blocks
     #[cfg_attr(feature = "cli", arg(long, value_name = "BYTES", value_parser = ByteCount::from_str))]
     pub memory: Option<ByteCount>,
+    /// Part of --memory kept for captured graphs [default: an estimate for the device]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "BYTES", value_parser = ByteCount::from_str))]
+    pub graph_memory: Option<ByteCount>,
     /// Element type of the KV cache: f32, bf16 or fp8_e4m3 [default: bf16]
     #[cfg_attr(feature = "cli", arg(long, value_name = "TYPE", value_parser = cache_dtype))]
     pub kv_dtype: Option<DType>,
@@ -59,7 +62,7 @@ pub struct LimitsInput {
 }
 
 /// Every key of a TOML file; each is a flag too, with dashes.
-pub const KEYS: [&str; 12] = [
+pub const KEYS: [&str; 13] = [
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -69,6 +72,7 @@ pub const KEYS: [&str; 12] = [
     "rank",
     "cache_blocks",
     "memory",
+    "graph_memory",
     "kv_dtype",
     "index_dtype",
     "ring_slots",
@@ -104,7 +108,8 @@ impl LimitsInput {
             world: whole(&table, "world")?,
             rank: whole(&table, "rank")?,
             cache_blocks: whole(&table, "cache_blocks")?,
-            memory: table.get("memory").map(memory).transpose()?,
+            memory: bytes(&table, "memory")?,
+            graph_memory: bytes(&table, "graph_memory")?,
             kv_dtype: dtype(&table, "kv_dtype")?,
             index_dtype: dtype(&table, "index_dtype")?,
             ring_slots: whole(&table, "ring_slots")?,
@@ -123,6 +128,7 @@ impl LimitsInput {
             rank: self.rank.or(other.rank),
             cache_blocks: self.cache_blocks.or(other.cache_blocks),
             memory: self.memory.or(other.memory),
+            graph_memory: self.graph_memory.or(other.graph_memory),
             kv_dtype: self.kv_dtype.or(other.kv_dtype),
             index_dtype: self.index_dtype.or(other.index_dtype),
             ring_slots: self.ring_slots.or(other.ring_slots),
@@ -151,6 +157,7 @@ impl LimitsInput {
                 (None, Some(memory)) => CacheBudget::Bytes(memory.0),
                 (None, None) => CacheBudget::Blocks(default_blocks(max_model_len, max_num_seqs, shape.block_size)),
             },
+            graph_bytes: self.graph_memory.map_or(0, |bytes| bytes.0),
             kv_dtype: self.kv_dtype.unwrap_or(default.kv_dtype),
             index_dtype: self.index_dtype.unwrap_or(default.index_dtype),
             ring_slots: self.ring_slots.unwrap_or(default.ring_slots),
@@ -191,10 +198,11 @@ fn dtype(table: &Table, key: &str) -> Result<Option<DType>> {
     cache_dtype(text).map(Some).map_err(|expected| wrong(key, value, &expected))
 }
 
-fn memory(value: &Value) -> Result<ByteCount> {
+fn bytes(table: &Table, key: &str) -> Result<Option<ByteCount>> {
+    let Some(value) = table.get(key) else { return Ok(None) };
     let bytes = value.as_integer().and_then(|bytes| u64::try_from(bytes).ok()).map(ByteCount);
     let parsed = bytes.or_else(|| value.as_str().and_then(|text| text.parse().ok()));
-    parsed.ok_or_else(|| wrong("memory", value, "bytes, or a text such as \"200GiB\""))
+    parsed.map(Some).ok_or_else(|| wrong(key, value, "bytes, or a text such as \"200GiB\""))
 }
 
 fn capture_sizes(value: &Value) -> Result<CaptureSizes> {

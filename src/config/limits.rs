@@ -48,6 +48,9 @@ pub struct Limits {
     pub rank: u32,
     /// Cache blocks.
     pub cache: CacheBudget,
+    /// Device memory that captured graphs will take, bytes: a budget in bytes leaves it alone. An estimate, from
+    /// `capture::cost`, or what a capture on that device took.
+    pub graph_bytes: u64,
     /// Element type of the KV cache: f32, bf16 or fp8_e4m3.
     pub kv_dtype: DType,
     /// Element type of the index-key cache: f32, bf16 or fp8_e4m3.
@@ -67,6 +70,7 @@ impl Default for Limits {
             world: 1,
             rank: 0,
             cache: CacheBudget::Blocks(4096),
+            graph_bytes: 0,
             kv_dtype: DType::Bf16,
             index_dtype: DType::F8E4M3,
             ring_slots: 4,

@@ -20,7 +20,7 @@ pub fn args_header() -> String {
         let _ = writeln!(text, "#define DTYPE_{} {}u", dtype.name().to_uppercase(), dtype.code());
     }
     let mut seen = HashSet::new();
-    for kernel in registry::all() {
+    for kernel in registry::built() {
         if seen.insert(kernel.args.name) {
             text.push('\n');
             write_struct(&mut text, kernel.args);

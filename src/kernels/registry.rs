@@ -73,7 +73,12 @@ pub fn all() -> &'static [&'static KernelSpec] {
     ALL
 }
 
+/// Every kernel with a device source: those of [`all`] and [`PROBE`].
+pub fn built() -> impl Iterator<Item = &'static KernelSpec> {
+    ALL.iter().copied().chain([&PROBE])
+}
+
 /// Finds a kernel by its symbol.
 pub fn find(symbol: &str) -> Option<&'static KernelSpec> {
-    ALL.iter().copied().find(|kernel| kernel.symbol == symbol)
+    built().find(|kernel| kernel.symbol == symbol)
 }

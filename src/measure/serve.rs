@@ -8,10 +8,12 @@ use serde::Serialize;
 use super::memory::resident_bytes;
 use super::workload::quantile;
 use super::{Served, Watched, Workload};
+use crate::capture::GraphCost;
 use crate::chain::StepChains;
 use crate::engine::{Engine, EngineLimits, Finish, Request};
 use crate::error::{Error, Result};
 use crate::hal::Device;
+use crate::invariant::graph_cost;
 use crate::runtime::{CaptureProgress, CaptureReport, Executor, Fallback, Metrics};
 
 /// How the tokens of a run are checked.
@@ -61,6 +63,10 @@ pub struct MemoryReport {
     pub planned: u64,
     /// What graphs took beyond the arena, by the device's own count.
     pub graphs: u64,
+    /// What they were estimated to take before anything was captured.
+    pub graphs_estimated: u64,
+    /// What a graph takes on this device, measured with small graphs beside those of the run.
+    pub graph_cost: GraphCost,
     /// Resident before anything was allocated: the program's own base. `None` where the system does not tell.
     pub resident_base: Option<u64>,
     /// Resident after capture.
@@ -129,13 +135,16 @@ pub fn serve(
     };
     let mut engine = Engine::new(Watched::new(executor, shadow)?, limits);
     let served = workload.serve(&mut engine, requests.clone(), |done, all| progress(Progress::Serve(done, all)))?;
+    let resident_served = resident_bytes();
     let watched = engine.steps();
     let memory = MemoryReport {
         planned: chains.plan().total_bytes(),
         graphs: capture.graph_bytes,
+        graphs_estimated: capture.estimated_graph_bytes,
+        graph_cost: graph_cost(device)?,
         resident_base,
         resident_captured,
-        resident_served: resident_bytes(),
+        resident_served,
     };
     let compared = match check {
         Check::Off => 0,

@@ -23,7 +23,7 @@ pub fn cache_blocks(limits: &Limits, block_size: u32, plan: impl Fn(&Limits, u32
     let least = longest_blocks(limits, block_size);
     check_fit(limits, block_size, bytes, &plan)?;
     let most = u64::from(limits.max_num_seqs) * u64::from(least);
-    let fits = |blocks: u32| plan(limits, blocks).is_ok_and(|plan| device_bytes(&plan) <= bytes);
+    let fits = |blocks: u32| plan(limits, blocks).is_ok_and(|plan| needed_bytes(limits, &plan) <= bytes);
     Ok(largest(least, most.min(i32::MAX as u64) as u32, fits).unwrap_or(least))
 }
 
@@ -37,14 +37,19 @@ pub fn check_fit(limits: &Limits, block_size: u32, bytes: u64, plan: impl Fn(&Li
         CacheBudget::Bytes(_) => plan(limits, longest_blocks(limits, block_size)),
     };
     let arena = whole(limits)?;
-    let needed = device_bytes(&arena);
+    let needed = needed_bytes(limits, &arena);
     if needed <= bytes {
         return Ok(());
     }
     let named: Vec<String> = largest_buffers(&arena).into_iter().take(4).collect();
-    let fits = |limits: &Limits| limits.validate().is_ok() && whole(limits).is_ok_and(|plan| device_bytes(&plan) <= bytes);
+    let fits =
+        |limits: &Limits| limits.validate().is_ok() && whole(limits).is_ok_and(|plan| needed_bytes(limits, &plan) <= bytes);
+    let graphs = match limits.graph_bytes {
+        0 => String::new(),
+        graphs => format!(", {} for captured graphs included", ByteCount(graphs)),
+    };
     let message = format!(
-        "the plan needs {} of device memory, {} are there; the largest buffers are {}",
+        "the plan needs {} of device memory{graphs}, {} are there; the largest buffers are {}",
         ByteCount(needed),
         ByteCount(bytes),
         named.join(", ")
@@ -117,6 +122,11 @@ fn longest_blocks(limits: &Limits, block_size: u32) -> u32 {
     limits.max_model_len.div_ceil(block_size)
 }
 
+/// Device memory of a plan and of the graphs that will be captured over it.
+fn needed_bytes(limits: &Limits, plan: &ArenaPlan) -> u64 {
+    device_bytes(plan).saturating_add(limits.graph_bytes)
+}
+
 /// Bytes of a plan that count against device memory: all but pinned host memory.
 pub fn device_bytes(plan: &ArenaPlan) -> u64 {
     plan.slabs.iter().filter(|slab| slab.memory != MemoryKind::Pinned).map(|slab| slab.bytes).sum()
@@ -180,6 +190,21 @@ mod tests {
         let to: u32 = after.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap();
         MsaPlan::new(&shape, &full(CacheBudget::Blocks(to))).unwrap().check_fit(100 << 30).unwrap();
         MsaPlan::new(&shape, &full(CacheBudget::Blocks(to + 1))).unwrap().check_fit(100 << 30).unwrap_err();
+    }
+
+    #[test]
+    fn blocks_leave_room_for_graphs() {
+        let shape = ModelShape::minimax_m3();
+        let limits = full(CacheBudget::Bytes(40 << 30));
+        let without = MsaPlan::new(&shape, &limits).unwrap();
+        let with = MsaPlan::new(&shape, &Limits { graph_bytes: 2 << 30, ..limits.clone() }).unwrap();
+        assert!(with.layout.cache_blocks < without.layout.cache_blocks);
+        let left = (40u64 << 30) - device_bytes(&with.arena);
+        // The graphs fit, and less than one block more is left over.
+        let block_bytes = device_bytes(&without.arena) / u64::from(without.layout.cache_blocks);
+        assert!(left >= 2 << 30 && left < (2 << 30) + 2 * block_bytes, "{left}");
+        let error = MsaPlan::new(&shape, &Limits { graph_bytes: 39 << 30, ..limits }).unwrap_err();
+        assert!(error.message().contains("39.0 GiB for captured graphs"), "{error}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::metrics::{Fallback, Metrics, SizeCount};
 use super::ring::{RingLayout, StepRing, Ticket, TicketState};
 use super::{BlockId, SequenceId, SequenceStep, Sequences};
 use crate::arena::{Arena, Sealed};
-use crate::capture::{GraphSet, Ladder, Modules, launch_all, lower};
+use crate::capture::{GraphCost, GraphSet, Ladder, Modules, launch_all, lower};
 use crate::chain::{Chain, GraphKey, StepChains};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hal::{Device, Stream};
@@ -45,8 +45,23 @@ pub struct CaptureReport {
     pub warm_up_seconds: f64,
     /// Wall time of the captures, seconds.
     pub capture_seconds: f64,
-    /// Device memory the graphs took beyond the arena, bytes: free before minus free after.
+    /// Device memory that warm-ups and graphs took beyond the arena, bytes: free before minus free after.
     pub graph_bytes: u64,
+    /// What the graphs were estimated to take before anything was captured, bytes.
+    pub estimated_graph_bytes: u64,
+    /// What each graph took, in the order of capture. Drivers take memory in pieces, so single figures are coarse.
+    pub graphs: Vec<GraphMemory>,
+}
+
+/// Device memory of one captured graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct GraphMemory {
+    /// Capture size, rows.
+    pub rows: u32,
+    /// Nodes.
+    pub nodes: usize,
+    /// Free memory before its capture minus free memory after, bytes.
+    pub bytes: u64,
 }
 
 /// A finished step.
@@ -153,23 +168,30 @@ impl Executor {
             self.warm_up(key)?;
         }
         let warmed = Instant::now();
-        let mut nodes = 0;
+        let mut free_now = self.arena.device().memory()?.free_bytes;
+        let mut graphs = Vec::with_capacity(keys.len());
         for (done, key) in keys.iter().enumerate() {
             tell(keys.len() + done, false, key.rows())?;
             let graph = self.capture_checked(key)?;
-            nodes += graph.launches().len();
+            let (rows, nodes) = (key.rows(), graph.launches().len());
             self.graphs.insert(graph);
+            let free_bytes = self.arena.device().memory()?.free_bytes;
+            graphs.push(GraphMemory { rows, nodes, bytes: free_now.saturating_sub(free_bytes) });
+            free_now = free_bytes;
         }
         self.check_memory()?;
         self.metrics.replays = self.ladder.sizes().iter().map(|&rows| SizeCount { rows, replays: 0 }).collect();
+        let cost = GraphCost::of(self.arena.device().info().platform);
         let report = CaptureReport {
             sizes: self.ladder.sizes().to_vec(),
-            nodes,
+            nodes: graphs.iter().map(|graph| graph.nodes).sum(),
             warm_up_seconds: (warmed - started).as_secs_f64(),
             capture_seconds: warmed.elapsed().as_secs_f64(),
             graph_bytes: free_before.saturating_sub(self.arena.device().memory()?.free_bytes),
+            estimated_graph_bytes: graphs.iter().map(|graph| cost.estimate(1, graph.nodes as u64)).sum(),
+            graphs,
         };
-        tracing::info!(sizes = report.sizes.len(), nodes, seconds = report.capture_seconds, "captured");
+        tracing::info!(sizes = report.sizes.len(), nodes = report.nodes, seconds = report.capture_seconds, "captured");
         Ok(report)
     }
 
@@ -338,15 +360,7 @@ impl Executor {
 
 impl Executor {
     fn key(&self, rows: u32) -> GraphKey {
-        let limits = self.chains.limits();
-        let query_len = 1 + limits.num_speculative_tokens;
-        GraphKey {
-            query_len,
-            sequences: rows / query_len,
-            kv_len_max: limits.max_model_len,
-            rank: limits.rank,
-            world: limits.world,
-        }
+        GraphKey::decode(self.chains.limits(), rows)
     }
 
     fn healthy(&self) -> Result<()> {

@@ -10,7 +10,7 @@ mod ring;
 mod sequences;
 
 pub use batch::{Sampling, SequenceStep, Split, split};
-pub use executor::{CaptureProgress, CaptureReport, Checks, Executor, StepPoll, StepResult};
+pub use executor::{CaptureProgress, CaptureReport, Checks, Executor, GraphMemory, StepPoll, StepResult};
 pub use metrics::{Fallback, Metrics, SizeCount};
 pub use ring::{RingLayout, Ticket};
 pub use sequences::{BlockId, Sequence, SequenceId, Sequences};
