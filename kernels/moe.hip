@@ -51,7 +51,7 @@ KERNEL void route(const RouteArgs a) {
 
 // A counting sort in LDS: `ends` [experts + 1] first holds counts, then where each expert's run starts.
 KERNEL void moe_sort(const MoeSortArgs a) {
-    extern LDS u32 ends[];
+    LDS_DYNAMIC(u32, ends);
     LDS u32 scan[WORKGROUP], part[WORKGROUP];
     auto live = [&](i32 id) { return id >= 0 && (u32)id < a.experts; };
     for (u32 e = lane(); e <= a.experts; e += WORKGROUP) ends[e] = 0;

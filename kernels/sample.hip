@@ -53,7 +53,10 @@ struct Weights {
     // Relative to the most likely token, in [0, 1].
     DEVICE float of(float logit) const {
         if (logit == most) return 1.0f;
-        return logit < most ? exp_portable((logit - most) * inverse_temperature) : 0.0f;
+        if (!(logit < most)) return 0.0f;
+        // Below the range of `exp_portable` nothing is left of it.
+        const float x = (logit - most) * inverse_temperature;
+        return x < -87.0f ? 0.0f : exp_portable(x);
     }
     DEVICE u64 fixed(float logit) const { return (u64)((double)of(logit) * UNIT); }
 };

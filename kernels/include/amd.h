@@ -4,6 +4,8 @@
 #define KERNEL extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1, 256)))
 #define DEVICE __attribute__((device)) __attribute__((always_inline)) inline
 #define LDS __attribute__((shared))
+// LDS whose size the launch gives.
+#define LDS_DYNAMIC(type, name) extern LDS type name[]
 #define UNROLL _Pragma("unroll")
 #define PRAGMA(text) _Pragma(#text)
 #define UNROLL_BY(n) PRAGMA(unroll n)

@@ -4,6 +4,8 @@
 #define KERNEL extern "C" __global__ __launch_bounds__(256, 1)
 #define DEVICE __device__ __forceinline__
 #define LDS __shared__
+// LDS whose size the launch gives.
+#define LDS_DYNAMIC(type, name) extern LDS type name[]
 #define UNROLL _Pragma("unroll")
 #define PRAGMA(text) _Pragma(#text)
 #define UNROLL_BY(n) PRAGMA(unroll n)

@@ -21,7 +21,10 @@ constexpr u32 WORKGROUP = 256;
 #define FP8_MATRIX_MMA_M16N8K32 1
 #define FP8_MATRIX_MFMA_16X16X128 2
 
-#if defined(__AMDGCN__)
+#if defined(CAPSTAN_PLATFORM)
+// A test's own platform.
+#include CAPSTAN_PLATFORM
+#elif defined(__AMDGCN__)
 #include "amd.h"
 #elif defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #include "nvidia.h"

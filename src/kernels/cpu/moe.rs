@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::dots::{Dots, ROWS_MAX, Weight};
+use super::simd::exp;
 use super::view::Bound;
 use crate::dtype::DType;
 use crate::hal::Workgroup;
@@ -24,7 +25,11 @@ pub fn route(args: &Bound<'_, RouteArgs>, workgroup: &mut Workgroup<'_>) {
 
 /// `ids.len()` rounds of the largest sigmoid + bias that is not taken yet; an expert comes after all that beat it.
 fn choose(logits: &[f32], bias: &[f32], scale: f32, ids: &mut [i32], weights: &mut [f32]) {
-    let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+    // With z = e^-|x|: 1 / (1 + z) for x >= 0, z / (1 + z) below.
+    let sigmoid = |x: f32| {
+        let z = exp(-x.abs());
+        (if x < 0.0 { z } else { 1.0 }) / (1.0 + z)
+    };
     let rank = |expert: usize| {
         let score = sigmoid(logits[expert]) + bias[expert];
         if score.is_nan() { f32::NEG_INFINITY } else { score }

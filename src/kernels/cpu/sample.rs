@@ -7,6 +7,7 @@
 //! 2. u in [0, 1) is a counter-based random number: the splitmix64 finaliser of seed and position (Steele, Lea and Flood 2014).
 //! 3. The draw is the first kept token, by id, whose running sum of weights exceeds u times the sum of all.
 
+use super::simd::exp;
 use super::view::Bound;
 use crate::hal::Workgroup;
 use crate::kernels::step::{SampleArgs, SequenceRecord};
@@ -102,7 +103,9 @@ impl Weights {
             1.0
         } else if logit < self.most {
             // The difference of two infinities cannot occur: `most` is larger, and of -inf the weight is 0.
-            f64::from(((logit - self.most) * self.inverse_temperature).exp())
+            let x = (logit - self.most) * self.inverse_temperature;
+            // Below the range of `exp` nothing is left of it.
+            if x < -87.0 { 0.0 } else { f64::from(exp(x)) }
         } else {
             0.0 // NaN
         }

@@ -31,6 +31,23 @@ pub fn dispatch<O: LaneOp>(op: O) -> O::Output {
     op.run::<Portable>()
 }
 
+/// e^x for x <= 0 with the bits of [`Lanes::exp`], which the device sources compute too: no library's exponential is the same
+/// everywhere.
+pub fn exp(x: f32) -> f32 {
+    struct Exp(f32);
+    impl LaneOp for Exp {
+        type Output = f32;
+
+        #[inline(always)]
+        fn run<L: Lanes>(self) -> f32 {
+            let mut lanes = [0.0; 8];
+            L::splat(self.0).exp().store(&mut lanes);
+            lanes[0]
+        }
+    }
+    dispatch(Exp(x))
+}
+
 /// Asks the CPU to load the cache line that `data` starts in.
 #[inline(always)]
 pub fn prefetch<T>(data: &[T]) {
