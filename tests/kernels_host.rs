@@ -12,9 +12,9 @@ use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use capstan::hal::Workgroup;
 use capstan::kernels::build::sources;
-use kernels::{Case, Draw, cases};
+use kernels::ops::{run_op, with_memory};
+use kernels::{Case, Draw, cases, rounds};
 use libloading::Library;
 
 /// The device sources of one wave size.
@@ -72,37 +72,6 @@ impl Host {
     }
 }
 
-/// Calls `run` with the arguments pointing to fresh memory; gives what it holds afterwards.
-fn with_memory(case: &Case, run: impl FnOnce(&[u8])) -> Vec<Vec<u8>> {
-    let mut memory: Vec<Vec<u128>> = case
-        .buffers
-        .iter()
-        .map(|buffer| {
-            let mut words = vec![0u128; buffer.bytes.len().div_ceil(16)];
-            bytemuck::cast_slice_mut(&mut words)[..buffer.bytes.len()].copy_from_slice(&buffer.bytes);
-            words
-        })
-        .collect();
-    let addresses: Vec<u64> = memory.iter_mut().map(|words| words.as_mut_ptr().expose_provenance() as u64).collect();
-    run(&case.args_at(&addresses));
-    let buffers = memory.iter().zip(&case.buffers);
-    buffers.map(|(words, buffer)| bytemuck::cast_slice(words)[..buffer.bytes.len()].to_vec()).collect()
-}
-
-/// The CPU op over the whole grid.
-fn run_op(case: &Case) -> Vec<Vec<u8>> {
-    with_memory(case, |args| {
-        let mut lds = vec![0u64; case.shape.lds_bytes.div_ceil(8) as usize];
-        let [x, y, z] = case.shape.grid;
-        for at in 0..x * y * z {
-            let lds = &mut bytemuck::cast_slice_mut(&mut lds)[..case.shape.lds_bytes as usize];
-            let id = [at % x, at / x % y, at / x / y];
-            // SAFETY: the arguments point to memory of the declared extents; nothing else uses it.
-            unsafe { (case.kernel.cpu)(args, &mut Workgroup { id, shape: case.shape, lds }) }
-        }
-    })
-}
-
 fn compiler() -> Option<String> {
     let given = std::env::var("CAPSTAN_CXX").ok();
     let names = given.map_or_else(|| ["clang++-22", "clang++", "g++"].map(String::from).to_vec(), |name| vec![name]);
@@ -118,8 +87,7 @@ fn compare(wave: u32) {
     let Some(compiler) = compiler() else { return };
     let host = Host::compile(&compiler, wave);
     let mut draw = Draw::seeded(&format!("device sources in waves of {wave}"));
-    let rounds = std::env::var("CAPSTAN_ROUNDS").ok().map_or(2, |rounds| rounds.parse().expect("CAPSTAN_ROUNDS is a number"));
-    for _ in 0..rounds {
+    for _ in 0..rounds() {
         for case in cases(&mut draw) {
             let expected = run_op(&case);
             let found = host.run(&case, draw.0.next_u64());

@@ -7,6 +7,7 @@
 
 pub mod attention;
 pub mod model;
+pub mod ops;
 pub mod step;
 
 use bytemuck::{Pod, bytes_of, cast_slice};
@@ -202,4 +203,9 @@ pub fn cases(draw: &mut Draw) -> Vec<Case> {
         .collect();
     assert!(missing.is_empty(), "no case launches {missing:?}");
     all
+}
+
+/// Rounds of [`cases`] that a test runs: `CAPSTAN_ROUNDS`, else one.
+pub fn rounds() -> u32 {
+    std::env::var("CAPSTAN_ROUNDS").ok().map_or(1, |rounds| rounds.parse().expect("CAPSTAN_ROUNDS is a number"))
 }
