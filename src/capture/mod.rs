@@ -3,6 +3,7 @@
 //! [`ladder`] says which sizes, [`lower`] turns symbols into addresses, [`record`] is the capture state machine, and a
 //! [`CapturedGraph`] owns everything its nodes point at. Kernels are loaded once into [`Modules`].
 
+pub mod advice;
 pub mod cost;
 pub mod graph;
 pub mod ladder;

@@ -1,10 +1,13 @@
 //! `capstan plan`: every persistent buffer, the sums by purpose, the ladder and the gates. No device.
 
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use super::ladder::Advice;
 use super::table::table;
 use super::{Shared, print};
 use crate::arena::{ArenaPlan, PlannedBuffer, Purpose};
@@ -29,6 +32,12 @@ pub(super) struct PlanArgs {
     /// List the buffers of every layer instead of folding layers that look alike
     #[arg(long)]
     all: bool,
+    /// Batch rows of recorded traffic: lines of `rows steps`, or the output of `capstan run --json`. Proposes capture sizes
+    #[arg(long, value_name = "FILE")]
+    batch_histogram: Option<PathBuf>,
+    /// Graph memory that one percent of padded rows is worth [default: 64MiB]
+    #[arg(long, value_name = "BYTES", value_parser = ByteCount::from_str, requires = "batch_histogram")]
+    padding_worth: Option<ByteCount>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -48,6 +57,7 @@ struct Report {
     cache_blocks: u32,
     ladder: Ladder,
     memory: Option<u64>,
+    advice: Option<Advice>,
 }
 
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
@@ -66,7 +76,11 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     }
     let ladder = Ladder::new(&limits)?;
     let dims = AttentionDims::new(&shape, &limits);
-    let report = Report { shape, limits, dims, arena, cache_blocks, ladder, memory };
+    let advice = match &args.batch_histogram {
+        None => None,
+        Some(file) => Some(Advice::new(file, &*chains(args.chain, &shape, &limits)?, platform, args.padding_worth)?),
+    };
+    let report = Report { shape, limits, dims, arena, cache_blocks, ladder, memory, advice };
     let text = if args.shared.json { format!("{:#}", report.json()) } else { report.text(args.all) };
     print(&text)
 }
@@ -109,6 +123,7 @@ impl Report {
                 "context_parallel_refused": texts(&cp_refused),
             },
             "capture_sizes": self.ladder.sizes(),
+            "ladder_advice": self.advice.as_ref().map(Advice::json),
             "cache": {
                 "blocks": self.cache_blocks,
                 "tokens": self.cache_tokens(),
@@ -146,7 +161,8 @@ impl Report {
             ]
         });
         let columns = ["buffer", "type", "shape", ">elements", "memory", ">offset", ">bytes", "why"];
-        format!("{}\n\n{}\n\n{}", table(&columns, rows), self.purposes(), self.summary())
+        let advice = self.advice.as_ref().map_or_else(String::new, |advice| format!("\n\n{}", advice.text()));
+        format!("{}\n\n{}\n\n{}{advice}", table(&columns, rows), self.purposes(), self.summary())
     }
 
     fn purposes(&self) -> String {
@@ -308,7 +324,7 @@ mod tests {
         let shape = ModelShape::minimax_m3();
         let (arena, cache_blocks) = plan(ChainChoice::Msa, &shape, &limits).unwrap();
         let (ladder, dims) = (Ladder::new(&limits).unwrap(), AttentionDims::new(&shape, &limits));
-        Report { shape, limits, dims, arena, cache_blocks, ladder, memory: None }
+        Report { shape, limits, dims, arena, cache_blocks, ladder, memory: None, advice: None }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch::split;
-use super::metrics::{Fallback, Metrics, SizeCount};
+use super::metrics::{BatchRows, Fallback, Metrics, SizeCount};
 use super::ring::{RingLayout, StepRing, Ticket, TicketState};
 use super::{BlockId, SequenceId, SequenceStep, Sequences};
 use crate::arena::{Arena, Sealed};
@@ -119,6 +119,7 @@ impl Executor {
             arena.pinned(step.ring)?,
             arena.pinned(step.results)?,
         );
+        let decode_rows = limits.max_num_seqs.saturating_mul(1 + limits.num_speculative_tokens);
         let sequences = Sequences::new(layout.slots, layout.table_width, layout.block_size, layout.cache_blocks);
         Ok(Executor {
             chains,
@@ -129,7 +130,7 @@ impl Executor {
             graphs: GraphSet::default(),
             ring,
             sequences,
-            metrics: Metrics::default(),
+            metrics: Metrics { batch_rows: BatchRows::new(decode_rows), ..Metrics::default() },
             checks: Checks::default(),
             poison: None,
         })

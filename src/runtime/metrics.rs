@@ -37,6 +37,35 @@ pub struct SizeCount {
     pub replays: u64,
 }
 
+/// A count of steps for each number of rows that the limits allow. As JSON: `[rows, steps]` of those that happened, what
+/// `capstan plan --batch-histogram` reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BatchRows(Vec<u64>);
+
+impl BatchRows {
+    /// Zeros up to `most` rows: nothing allocates from here on.
+    pub(super) fn new(most: u32) -> BatchRows {
+        BatchRows(vec![0; most as usize + 1])
+    }
+
+    fn count(&mut self, rows: u32) {
+        if let Some(steps) = self.0.get_mut(rows as usize) {
+            *steps += 1;
+        }
+    }
+
+    /// Rows and steps, of each number of rows that happened, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.0.iter().enumerate().filter(|&(_, &steps)| steps > 0).map(|(rows, &steps)| (rows as u32, steps))
+    }
+}
+
+impl Serialize for BatchRows {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
 /// What an executor did so far.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Metrics {
@@ -48,6 +77,8 @@ pub struct Metrics {
     pub replays: Vec<SizeCount>,
     /// Rows with a sequence, over all decode steps.
     pub live_rows: u64,
+    /// Decode steps, replayed and eager, by their number of rows.
+    pub batch_rows: BatchRows,
     /// Rows added by padding, over all replays.
     pub pad_rows: u64,
     /// Eager decode steps by [`Fallback::ALL`].
@@ -60,6 +91,7 @@ impl Metrics {
     pub(super) fn replayed(&mut self, capture_rows: u32, live_rows: u32) {
         self.decode_steps += 1;
         self.live_rows += u64::from(live_rows);
+        self.batch_rows.count(live_rows);
         self.pad_rows += u64::from(capture_rows - live_rows);
         if let Some(count) = self.replays.iter_mut().find(|count| count.rows == capture_rows) {
             count.replays += 1;
@@ -69,6 +101,7 @@ impl Metrics {
     pub(super) fn fell_back(&mut self, why: Fallback, live_rows: u32) {
         self.decode_steps += 1;
         self.live_rows += u64::from(live_rows);
+        self.batch_rows.count(live_rows);
         let at = Fallback::ALL.iter().position(|&reason| reason == why).unwrap_or(0);
         self.fallbacks[at] += 1;
     }
@@ -79,5 +112,25 @@ impl Metrics {
             0 => 0.0,
             all => self.pad_rows as f64 / all as f64,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batch_rows_count_replays_and_fallbacks_and_read_back_as_a_histogram() {
+        let mut metrics = Metrics { batch_rows: BatchRows::new(16), ..Metrics::default() };
+        for rows in [3, 3, 16] {
+            metrics.replayed(16, rows);
+        }
+        metrics.fell_back(Fallback::NotCaptured, 5);
+        // A fallback of a longer query than the limits' own may have more rows; there is nothing to capture for it.
+        metrics.fell_back(Fallback::QueryLength, 17);
+        assert_eq!(metrics.batch_rows.iter().collect::<Vec<_>>(), [(3, 2), (5, 1), (16, 1)]);
+        let text = serde_json::to_string(&serde_json::json!({ "metrics": metrics })).unwrap();
+        let read = crate::capture::advice::BatchHistogram::parse(&text).unwrap();
+        assert_eq!(read, crate::capture::advice::BatchHistogram::new([(3, 2), (5, 1), (16, 1)]));
     }
 }

@@ -11,6 +11,6 @@ mod sequences;
 
 pub use batch::{Sampling, SequenceStep, Split, split};
 pub use executor::{CaptureProgress, CaptureReport, Checks, Executor, GraphMemory, StepPoll, StepResult};
-pub use metrics::{Fallback, Metrics, SizeCount};
+pub use metrics::{BatchRows, Fallback, Metrics, SizeCount};
 pub use ring::{RingLayout, Ticket};
 pub use sequences::{BlockId, Sequence, SequenceId, Sequences};
