@@ -4,6 +4,7 @@ mod memory;
 mod replay;
 pub mod serve;
 mod shadow;
+pub mod soak;
 pub mod workload;
 
 pub use memory::resident_bytes;

@@ -2,6 +2,7 @@
 //!
 //! The lies are the public reports' symptoms: what `hal::fault` makes fail loudly, this makes wrong silently.
 #![expect(unsafe_code, reason = "forwards unsafe calls, changed")]
+#![allow(dead_code, clippy::allow_attributes, reason = "each test that includes this uses a part of it")]
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -30,6 +31,8 @@ pub enum Lie {
     WrongExec,
     /// All but the first instance of a graph do nothing.
     DeadInstance,
+    /// Every instance takes this many bytes of device memory and never gives them back.
+    KeepsMemory(u64),
     /// The sixth launch of a capture is not recorded.
     SwallowedLaunch,
 }
@@ -209,7 +212,7 @@ impl Stream for LyingStream {
     fn end_capture(&self) -> Result<Arc<dyn Graph>> {
         let recorded = self.recorded.lock().unwrap().take().unwrap_or_default();
         let graph = self.stream.end_capture()?;
-        Ok(Arc::new(LyingGraph { lie: self.state.lie, graph, recorded, instances: AtomicU32::new(0) }))
+        Ok(Arc::new(LyingGraph { state: self.state.clone(), graph, recorded, instances: AtomicU32::new(0) }))
     }
     fn capture_status(&self) -> Result<CaptureStatus> {
         self.stream.capture_status()
@@ -239,7 +242,7 @@ impl Stream for LyingStream {
 
 #[derive(Debug)]
 struct LyingGraph {
-    lie: Lie,
+    state: Arc<State>,
     graph: Arc<dyn Graph>,
     recorded: Vec<Vec<u8>>,
     instances: AtomicU32,
@@ -261,7 +264,10 @@ impl Graph for LyingGraph {
         Ok(node)
     }
     fn instantiate(&self) -> Result<Arc<dyn GraphExec>> {
-        let dead = self.instances.fetch_add(1, Ordering::Relaxed) > 0 && self.lie == Lie::DeadInstance;
+        let dead = self.instances.fetch_add(1, Ordering::Relaxed) > 0 && self.state.lie == Lie::DeadInstance;
+        if let Lie::KeepsMemory(bytes) = self.state.lie {
+            self.state.device.allocate(MemoryKind::Device, bytes)?;
+        }
         Ok(Arc::new(LyingExec { exec: self.graph.instantiate()?, dead }))
     }
     fn native_dot(&self) -> Result<String> {
