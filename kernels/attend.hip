@@ -1,7 +1,9 @@
 // The attend kernels: softmax attention over pages of 16 tokens (msa-spec section 6).
 //
-// `Exact` walks the pages in order and gives the bits of src/kernels/cpu/attend.rs. What lies past the length is never used: a NaN there
-// cannot reach a result, even as a factor of zero. Page ids outside the cache are skipped.
+// `attend_exact` walks the pages in order and gives the bits of src/kernels/cpu/attend.rs, for every shape. `attend_matrix` is for BF16 and
+// E4M3FN caches of 128 channels: its waves share the pages out among them and put their parts together at the end. What lies past the
+// length is never used: a NaN there cannot reach a result, even as a factor of zero. Page ids outside the cache are skipped.
+#include "attend_tile.h"
 #include "cell.h"
 
 constexpr u32 PAGE = 16, GROUP = 16;
@@ -111,11 +113,85 @@ DEVICE void attend_exact(const Shape& s, const float* query, const void* cache, 
 
 constexpr u32 EXACT_LDS = GROUP * 256 + PAGE * (256 + 4) + GROUP * PAGE + 2 * GROUP;
 
+#if BF16_MATRIX != BF16_MATRIX_NONE
+
+constexpr bool HAS_MATRIX = true;
+
+// Sixteen query heads at a time, 128 channels; wave w takes pages w, w + waves, and so on.
+template <class T, class F>
+DEVICE void attend_matrix(const Shape& s, const float* query, const void* cache, F page_at, float* out, float* lds) {
+    constexpr u32 DIM = 128, WAVES = WORKGROUP / WAVE_LANES_LEAST;
+    float* sums = lds;                     // [GROUP][DIM]
+    float* most = sums + GROUP * DIM;      // [WAVES][GROUP]
+    float* total = most + WAVES * GROUP;   // [WAVES][GROUP]
+    const u32 pages = (s.len + PAGE - 1) / PAGE;
+    for (u32 pass = 0; pass < s.shared(); pass += GROUP) {
+        const u32 heads = min_u32(GROUP, s.shared() - pass);
+        AttendTile<T> tile;
+        tile.start(query + (u64)pass * DIM, heads, s.scale);
+        PageAt next = wave() < pages ? page_at(wave()) : PageAt{false, 0, 0};
+        for (u32 page = wave(); page < pages; page += waves()) {
+            // The id of the page after is on its way while this one is worked on.
+            const PageAt at = next;
+            if (page + waves() < pages) next = page_at(page + waves());
+            if (!at.known) continue;
+            const typename T::Raw* k_page = typed<T>(cache) + ((u64)at.id * s.kv_heads + at.head) * DIM * PAGE;
+            tile.page(k_page, k_page + (u64)s.v_pages * s.kv_heads * DIM * PAGE, min_u32(s.len - page * PAGE, PAGE));
+        }
+        tile.finish();
+        barrier();
+        tile.heads([&](u32 head, float m, float t) {
+            most[wave() * GROUP + head] = m;
+            total[wave() * GROUP + head] = t;
+        });
+        for (u32 at = lane(); at < GROUP * DIM; at += WORKGROUP) sums[at] = 0.0f;
+        barrier();
+        // Waves add to the sums one after another, so that the order is always the same.
+        for (u32 w = 0; w < waves(); w++) {
+            if (wave() == w) {
+                tile.each([&](u32 head, u32 channel, float sum) {
+                    float all = -infinity();
+                    for (u32 other = 0; other < waves(); other++) all = max_num(all, most[other * GROUP + head]);
+                    // A wave without a page has nothing to add.
+                    const float fade = total[w * GROUP + head] == 0.0f ? 0.0f : exp_portable(most[w * GROUP + head] - all);
+                    sums[head * DIM + channel] += sum * fade;
+                });
+            }
+            barrier();
+        }
+        for (u32 at = lane(); at < heads * DIM; at += WORKGROUP) {
+            const u32 head = at / DIM;
+            float all = -infinity(), weight = 0.0f;
+            for (u32 w = 0; w < waves(); w++) all = max_num(all, most[w * GROUP + head]);
+            for (u32 w = 0; w < waves(); w++) {
+                const float t = total[w * GROUP + head];
+                weight += t == 0.0f ? 0.0f : t * exp_portable(most[w * GROUP + head] - all);
+            }
+            // No page was found: zeros, as for length 0.
+            out[(u64)pass * DIM + at] = weight == 0.0f ? 0.0f : sums[at] * (s.v_scale / weight);
+        }
+    }
+}
+
+#else
+
+constexpr bool HAS_MATRIX = false;
+
+template <class T, class F>
+DEVICE void attend_matrix(const Shape&, const float*, const void*, F, float*, float*) {}
+
+#endif
+
 template <class F> DEVICE void attend(const Shape& s, u32 dtype, const float* q, const void* cache, F page_at, float* all, float* lds) {
     const float* query = q + s.start();
     float* out = all + s.start();
     if (s.len == 0) {
         for (u32 c = lane(); c < s.shared() * s.head_dim; c += WORKGROUP) out[c] = 0.0f;
+        return;
+    }
+    if (HAS_MATRIX && s.head_dim == 128 && dtype != DTYPE_F32) {
+        if (dtype == DTYPE_BF16) attend_matrix<Bf16>(s, query, cache, page_at, out, lds);
+        else if (dtype == DTYPE_FP8_E4M3) attend_matrix<F8E4M3>(s, query, cache, page_at, out, lds);
         return;
     }
     WITH_CELL(dtype, T, {

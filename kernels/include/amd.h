@@ -108,3 +108,33 @@ DEVICE void mfma_fp8(float (&sums)[4], const Fp8Operand& a, const Fp8Operand& b)
 }
 
 #endif
+
+#if defined(__gfx950__) || defined(__gfx942__) || defined(__gfx90a__)
+#define BF16_MATRIX BF16_MATRIX_MFMA_16X16X16
+typedef short Shorts4 __attribute__((ext_vector_type(4)));
+// sums += A [16, 16] B [16, 16] of BF16.
+DEVICE void mfma_bf16(float (&sums)[4], const u32 (&a)[2], const u32 (&b)[2]) {
+    const u64 from_a = (u64)a[1] << 32 | a[0], from_b = (u64)b[1] << 32 | b[0];
+    Floats4 all = {sums[0], sums[1], sums[2], sums[3]};
+    all = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Shorts4, from_a), __builtin_bit_cast(Shorts4, from_b), all, 0, 0, 0);
+    for (u32 i = 0; i < 4; i++) sums[i] = all[i];
+}
+#else
+#define BF16_MATRIX BF16_MATRIX_NONE
+#endif
+
+// gfx942 converts its own encoding only.
+#if defined(__gfx950__)
+#define FP8_CONVERTS 1
+typedef float Floats2 __attribute__((ext_vector_type(2)));
+// Two E4M3FN codes, the lower 16 bits, as f32; NaN stays.
+DEVICE void fp8_pair(u32 codes, float& low, float& high) {
+    const Floats2 both = __builtin_amdgcn_cvt_pk_f32_fp8((i32)codes, false);
+    low = both[0];
+    high = both[1];
+}
+#else
+#define FP8_CONVERTS 0
+#endif
+// The upper halves of two words, the first's below.
+DEVICE u32 upper_halves(u32 low, u32 high) { return __builtin_amdgcn_perm(high, low, 0x07060302u); }

@@ -70,3 +70,27 @@ DEVICE void mma_fp8(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
 #else
 #define FP8_MATRIX FP8_MATRIX_NONE
 #endif
+
+#if __CUDA_ARCH__ >= 800
+#define BF16_MATRIX BF16_MATRIX_MMA_M16N8K16
+// sums[0..4] += A [16, 16] B [16, 8] of BF16: PTX ISA, mma.m16n8k16.
+DEVICE void mma_bf16(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#else
+#define BF16_MATRIX BF16_MATRIX_NONE
+#endif
+
+#define FP8_CONVERTS (__CUDA_ARCH__ >= 890)
+#if FP8_CONVERTS
+// Two E4M3FN codes, the lower 16 bits, as f32; NaN stays.
+DEVICE void fp8_pair(u32 codes, float& low, float& high) {
+    u32 halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((u16)codes));
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(halves));
+}
+#endif
+// The upper halves of two words, the first's below.
+DEVICE u32 upper_halves(u32 low, u32 high) { return __byte_perm(low, high, 0x7632); }

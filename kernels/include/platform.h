@@ -16,10 +16,17 @@ typedef long long i64;
 // Lanes of a workgroup: every chain launches this many, in one dimension.
 constexpr u32 WORKGROUP = 256;
 
+// Matrix instructions.
+//
 // Which fp8 matrix instruction the architecture has: `FP8_MATRIX` is one of these.
 #define FP8_MATRIX_NONE 0
 #define FP8_MATRIX_MMA_M16N8K32 1
 #define FP8_MATRIX_MFMA_16X16X128 2
+
+// Which BF16 matrix instruction, likewise `BF16_MATRIX`.
+#define BF16_MATRIX_NONE 0
+#define BF16_MATRIX_MMA_M16N8K16 1
+#define BF16_MATRIX_MFMA_16X16X16 2
 
 #if defined(CAPSTAN_PLATFORM)
 // A test's own platform.

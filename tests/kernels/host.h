@@ -207,7 +207,36 @@ inline float fp8(u32 code) {
 inline float fp8_of(const u32* words, u32 byte) { return fp8(words[byte / 4] >> (byte % 4 * 8) & 0xff); }
 }  // namespace host
 
+#define FP8_CONVERTS 0
+DEVICE u32 upper_halves(u32 low, u32 high) { return low >> 16 | (high & 0xffff0000u); }
+
+namespace host {
+// Element k of a list of BF16 pairs.
+inline float bf16_of(const u32* words, u32 k) {
+    const u32 bits = k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+}  // namespace host
+
 #if HOST_WAVE == 32
+#define BF16_MATRIX BF16_MATRIX_MMA_M16N8K16
+DEVICE void mma_bf16(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2], u32 line = __builtin_LINE()) {
+    const u32 first = host::current / 32 * 32, l = host::current % 32;
+    const u32 mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    memcpy(host::exchange[host::current], mine, sizeof mine);
+    host::meet(line, true);
+    for (u32 j = 0; j < 4; j++) {
+        const u32 row = l / 4 + j / 2 * 8, column = l % 4 * 2 + j % 2;
+        for (u32 k = 0; k < 16; k++) {
+            const u32* x = host::exchange[first + row % 8 * 4 + k % 8 / 2];
+            const u32* y = host::exchange[first + column * 4 + k % 8 / 2];
+            sums[j] = fmaf(host::bf16_of(x + row / 8 + k / 8 * 2, k % 2), host::bf16_of(y + 4 + k / 8, k % 2), sums[j]);
+        }
+    }
+    host::meet(line, true);
+}
 #define FP8_MATRIX FP8_MATRIX_MMA_M16N8K32
 DEVICE void mma_fp8(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, u32 line = __builtin_LINE()) {
     const u32 first = host::current / 32 * 32, l = host::current % 32;
@@ -225,6 +254,21 @@ DEVICE void mma_fp8(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
     host::meet(line, true);
 }
 #else
+#define BF16_MATRIX BF16_MATRIX_MFMA_16X16X16
+DEVICE void mfma_bf16(float (&sums)[4], const u32 (&a)[2], const u32 (&b)[2], u32 line = __builtin_LINE()) {
+    const u32 first = host::current / 64 * 64, l = host::current % 64;
+    const u32 mine[4] = {a[0], a[1], b[0], b[1]};
+    memcpy(host::exchange[host::current], mine, sizeof mine);
+    host::meet(line, true);
+    for (u32 j = 0; j < 4; j++) {
+        for (u32 k = 0; k < 16; k++) {
+            const u32* x = host::exchange[first + k / 4 * 16 + l / 16 * 4 + j];
+            const u32* y = host::exchange[first + k / 4 * 16 + l % 16];
+            sums[j] = fmaf(host::bf16_of(x, k % 4), host::bf16_of(y + 2, k % 4), sums[j]);
+        }
+    }
+    host::meet(line, true);
+}
 #define FP8_MATRIX FP8_MATRIX_MFMA_16X16X128
 struct Fp8Operand {
     u32 words[8];

@@ -202,6 +202,10 @@ pub fn cases(draw: &mut Draw) -> Vec<Case> {
         .map(|kernel| kernel.symbol)
         .collect();
     assert!(missing.is_empty(), "no case launches {missing:?}");
+    // CAPSTAN_KERNEL=attend: only kernels whose symbol has that in it.
+    if let Ok(part) = std::env::var("CAPSTAN_KERNEL") {
+        all.retain(|case| case.kernel.symbol.contains(&part));
+    }
     all
 }
 

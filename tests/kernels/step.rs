@@ -158,7 +158,7 @@ fn publish(draw: &mut Draw) -> Case {
 }
 
 fn sample(draw: &mut Draw) -> Case {
-    let (rows, vocab, step_rows, slots) = (draw.between(1, 8), draw.between(1, 3000), draw.between(1, 9), draw.between(8, 20));
+    let (rows, vocab, step_rows, slots) = (draw.between(1, 8), draw.between(1, 3000), draw.between(1, 9), draw.between(9, 20));
     let sequences = step_rows;
     let indexed = u32::from(draw.chance(2));
     let (rows, step_rows) = if indexed == 1 { (rows, step_rows) } else { (step_rows, step_rows) };
