@@ -62,6 +62,7 @@ fn checks(criterion: &mut Criterion) {
     group.bench_function("fingerprint", |bencher| bencher.iter(|| black_box(graph).check_fingerprint()));
     let nodes = graph.launches().len();
     group.bench_function(BenchmarkId::new("recorded_nodes", nodes), |bencher| bencher.iter(|| graph.check_nodes()));
+    group.bench_function(BenchmarkId::new("lint_nodes", nodes), |bencher| bencher.iter(|| invariant::lint(graph)));
     group.bench_function(BenchmarkId::new("graph_audit", nodes), |bencher| bencher.iter(|| invariant::audit(graph)));
     group.bench_function(BenchmarkId::new("bake_compare", nodes), |bencher| {
         bencher.iter(|| {
@@ -81,6 +82,9 @@ fn checks(criterion: &mut Criterion) {
         edges.extend([(NodeId(0), NodeId(1)), (NodeId(nodes as u32 - 2), NodeId(nodes as u32 - 1))]);
         bencher.iter(|| Reach::of(nodes, black_box(&edges)));
     });
+    let cpu = hal::open("cpu").expect("the CPU is always there");
+    group.sample_size(10);
+    group.bench_function("self_test_cpu", |bencher| bencher.iter(|| invariant::self_test(&cpu).expect("the CPU device runs")));
     group.finish();
     audited_steps(criterion);
 }

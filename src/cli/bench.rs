@@ -11,6 +11,7 @@ use super::{Shared, print};
 use crate::chain::{MsaChains, StepChains};
 use crate::config::{CaptureSizes, Limits, LimitsInput, ModelShape};
 use crate::error::{Error, Result};
+use crate::invariant::Lint;
 use crate::measure::serve::Progress;
 use crate::measure::{ReplayLatency, replay_latency};
 use crate::runtime::Executor;
@@ -40,6 +41,7 @@ struct Line {
     layers: u32,
     replay: ReplayLatency,
     eager: ReplayLatency,
+    lints: Vec<Lint>,
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
@@ -68,7 +70,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             |limits: &Limits| -> Result<Arc<dyn StepChains>> { Ok(Arc::new(MsaChains::new(&shape, limits, shared.seed)?)) };
         let chains = chains(&shared.keep_for_graphs(limits, &shape, device.info().platform, chains)?)?;
         let mut captured = Executor::new(&device, chains.clone())?;
-        captured.capture(|at| bar.serving(Progress::Capture(at)))?;
+        let lints = captured.capture(|at| bar.serving(Progress::Capture(at)))?.lints;
         let mut eager = Executor::new(&device, chains)?;
         for (at, &rows) in args.rows.iter().enumerate() {
             bar.show("measuring", at as u64, args.rows.len() as u64, format!("{rows} rows, {layers} layers"));
@@ -76,6 +78,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
                 layers,
                 replay: replay_latency(&mut captured, rows, args.kv_len, args.steps)?,
                 eager: replay_latency(&mut eager, rows, args.kv_len, args.steps.div_ceil(10))?,
+                lints: lints.clone(),
             });
         }
     }

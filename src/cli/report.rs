@@ -49,6 +49,7 @@ fn time(report: &ServeReport) -> Vec<Vec<String>> {
     let ms = |spread: Spread| format!("{:.2} / {:.2} ms", spread.median * 1e3, spread.p99 * 1e3);
     let mut rows = vec![
         row("capture", format!("{} sizes, {} nodes", report.capture.sizes.len(), report.capture.nodes)),
+        row("lints of the largest graph", lints(report)),
         row("warm-up", format!("{:.1} ms", report.capture.warm_up_seconds * 1e3)),
         row("capture time", format!("{:.1} ms", report.capture.capture_seconds * 1e3)),
         row(
@@ -63,6 +64,16 @@ fn time(report: &ServeReport) -> Vec<Vec<String>> {
         rows.push(row("inter-token latency, median / p99", ms(report.inter_token_seconds)));
     }
     rows
+}
+
+/// How many launches could go; `--json` and `RUST_LOG=info` name the nodes.
+fn lints(report: &ServeReport) -> String {
+    let lints = &report.capture.lints;
+    let [fast, slow] = lints.iter().filter_map(|lint| lint.saves_us).fold([0.0, 0.0], |[a, b], [c, d]| [a + c, b + d]);
+    match lints.iter().map(|lint| lint.times).sum::<u32>() {
+        0 => "none".into(),
+        times => format!("{times}, worth {fast:.1} to {slow:.1} us a replay on a GPU"),
+    }
 }
 
 fn memory(report: &ServeReport) -> Vec<Vec<String>> {

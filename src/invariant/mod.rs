@@ -4,7 +4,7 @@
 //! device, against the ledger and the lowered chain; [`race`] looks for unordered nodes, [`coverage`] for reads of what no node wrote, [`bake`] for values that came from a
 //! batch, [`memory`] for buffers that overlap and guard bands that were damaged, [`written`] for outputs that a kernel left out.
 //!
-//! [`self_test`] replays small graphs with known results before a device is trusted with a model; [`issues`] are the public
+//! [`lint`] warns of what a graph pays for and does not need. [`self_test`] replays small graphs with known results before a device is trusted with a model; [`issues`] are the public
 //! reports its faults are named by.
 //!
 //! Checks fail closed: a query that errs is a finding. Nothing in here changes a graph or an address.
@@ -15,6 +15,7 @@ pub mod coverage;
 mod graph_cost;
 pub mod id;
 pub mod issues;
+pub mod lints;
 pub mod memory;
 mod nodes;
 mod probes;
@@ -26,5 +27,6 @@ pub mod written;
 pub use audit::{Audit, audit};
 pub use graph_cost::graph_cost;
 pub use id::Invariant;
+pub use lints::{Lint, LintKind, lint};
 pub use report::{Finding, Report};
 pub use selftest::{SelfTestReport, self_test};

@@ -17,6 +17,8 @@ use crate::capture::{GraphCost, GraphSet, Ladder, Modules, launch_all, lower};
 use crate::chain::{Chain, GraphKey, StepChains};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hal::{Device, Stream};
+use crate::invariant::lints::grown_workspace;
+use crate::invariant::{Lint, lint};
 use crate::kernels::step::{ResultHeader, StepError, TOKEN_FROM_DEVICE};
 
 /// What [`Executor::capture`] tells while it works.
@@ -51,6 +53,8 @@ pub struct CaptureReport {
     pub estimated_graph_bytes: u64,
     /// What each graph took, in the order of capture. Drivers take memory in pieces, so single figures are coarse.
     pub graphs: Vec<GraphMemory>,
+    /// What the largest graph pays for and does not need, and device memory that no graph accounts for.
+    pub lints: Vec<Lint>,
 }
 
 /// Device memory of one captured graph.
@@ -169,7 +173,8 @@ impl Executor {
             self.warm_up(key)?;
         }
         let warmed = Instant::now();
-        let mut free_now = self.arena.device().memory()?.free_bytes;
+        let free_warmed = self.arena.device().memory()?.free_bytes;
+        let mut free_now = free_warmed;
         let mut graphs = Vec::with_capacity(keys.len());
         for (done, key) in keys.iter().enumerate() {
             tell(keys.len() + done, false, key.rows())?;
@@ -182,14 +187,24 @@ impl Executor {
         }
         self.check_memory()?;
         self.metrics.replays = self.ladder.sizes().iter().map(|&rows| SizeCount { rows, replays: 0 }).collect();
+        let lints = self.lints();
         let cost = GraphCost::of(self.arena.device().info().platform);
+        let estimated_graph_bytes = graphs.iter().map(|graph| cost.estimate(1, graph.nodes as u64)).sum();
+        let grown = grown_workspace(free_warmed, free_now, estimated_graph_bytes);
+        for lint in grown.iter().chain(&lints) {
+            match lint.kind.is_grave() {
+                true => tracing::warn!(kind = ?lint.kind, "{lint}"),
+                false => tracing::info!(kind = ?lint.kind, "{lint}"),
+            }
+        }
         let report = CaptureReport {
+            lints: lints.into_iter().chain(grown).collect(),
             sizes: self.ladder.sizes().to_vec(),
             nodes: graphs.iter().map(|graph| graph.nodes).sum(),
             warm_up_seconds: (warmed - started).as_secs_f64(),
             capture_seconds: warmed.elapsed().as_secs_f64(),
             graph_bytes: free_before.saturating_sub(self.arena.device().memory()?.free_bytes),
-            estimated_graph_bytes: graphs.iter().map(|graph| cost.estimate(1, graph.nodes as u64)).sum(),
+            estimated_graph_bytes,
             graphs,
         };
         tracing::info!(sizes = report.sizes.len(), nodes = report.nodes, seconds = report.capture_seconds, "captured");
@@ -370,6 +385,11 @@ impl Executor {
             Some(error) => Err(Error::state(format!("this executor ended with: {}", error.message()))
                 .help("drop it and build another; its device may need a reset")),
         }
+    }
+
+    /// What the largest graph pays for and does not need; the other sizes are the same chain.
+    fn lints(&self) -> Vec<Lint> {
+        self.graphs.iter().max_by_key(|graph| graph.key().rows()).map(lint).unwrap_or_default()
     }
 
     /// Runs a size once, eagerly, on pad rows only.
