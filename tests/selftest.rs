@@ -7,6 +7,7 @@ use std::sync::Arc;
 use capstan::error::ErrorKind;
 use capstan::hal::{self, Device};
 use capstan::invariant::{SelfTestReport, issues, self_test};
+use capstan::runtime::{Checks, Executor};
 use lying::{Lie, LyingDevice};
 
 #[path = "lying/mod.rs"]
@@ -86,4 +87,18 @@ fn a_capture_that_swallows_a_launch_is_caught() {
     let fault = report.checks[0].fault.as_ref().unwrap();
     assert_eq!(fault.issue, issues::SWALLOWED_ERRORS);
     assert!(fault.message.contains("512 kernels were launched, the graph holds 511"), "{}", fault.message);
+}
+
+#[test]
+fn an_executor_that_is_asked_to_captures_nothing_on_a_device_that_lies() {
+    let device: Arc<dyn Device> = Arc::new(LyingDevice::new(hal::open("cpu").unwrap(), Lie::WrongExec));
+    let mut executor = Executor::new(&device, serving::msa(&serving::limits())).unwrap();
+    executor.set_checks(Checks { self_test: Some(true), ..executor.checks() });
+    let error = executor.capture(|_| ()).unwrap_err();
+    assert!(error.help_line().unwrap().contains(issues::CORRUPT_REPLAY.id), "{error}");
+    assert!(executor.graphs().is_empty());
+    // Where nobody asks, the CPU device is trusted.
+    executor.set_checks(Checks { self_test: None, ..executor.checks() });
+    executor.capture(|_| ()).unwrap();
+    assert!(!executor.graphs().is_empty());
 }

@@ -1,6 +1,7 @@
 //! A serving run's report as tables.
 
 use super::table::table;
+use crate::capture::GraphCost;
 use crate::config::ByteCount;
 use crate::measure::serve::{Check, ServeReport, Spread};
 
@@ -84,11 +85,10 @@ fn memory(report: &ServeReport) -> Vec<Vec<String>> {
             "memory of the graphs, by the device / estimated before",
             format!("{} / {}", ByteCount(memory.graphs), ByteCount(memory.graphs_estimated)),
         ),
-        row(
-            "memory of a graph, fixed + a node",
-            format!("{} + {} B", ByteCount(memory.graph_cost.fixed_bytes), memory.graph_cost.node_bytes),
-        ),
     ];
+    if let Some(GraphCost { fixed_bytes, node_bytes }) = memory.graph_cost {
+        rows.push(row("memory of a graph, fixed + a node", format!("{} + {node_bytes} B", ByteCount(fixed_bytes))));
+    }
     if let (Some(base), Some(captured), Some(served)) = (memory.resident_base, memory.resident_captured, memory.resident_served) {
         rows.push(row("resident before", ByteCount(base)));
         rows.push(row(

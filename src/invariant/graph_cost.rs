@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::hal::Device;
 
 /// Graphs of each size: enough to see through the pieces in which a driver takes memory.
-const GRAPHS: u64 = 32;
+const GRAPHS: u64 = 16;
 /// Nodes of the two sizes.
 const NODES: [u32; 2] = [2, 512];
 

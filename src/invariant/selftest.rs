@@ -9,11 +9,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::graph_cost;
 use super::issues::{self, KnownIssue};
 use super::probes::{Map, Probes, WORDS, input};
 use crate::arena::BufferId;
-use crate::capture::{CapturedGraph, GraphCost};
+use crate::capture::CapturedGraph;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hal::Device;
 use crate::random::Random;
@@ -41,8 +40,6 @@ pub struct SelfTestReport {
     pub driver: String,
     /// Every check, in order.
     pub checks: Vec<SelfTestCheck>,
-    /// Device memory of a graph, as measured; `None` if the graphs were recorded wrong.
-    pub graph_cost: Option<GraphCost>,
     /// Device memory that instances and recordings kept after they were dropped, bytes. Other processes on the device disturb it.
     pub kept_bytes: u64,
 }
@@ -95,12 +92,6 @@ pub fn self_test(device: &Arc<dyn Device>) -> Result<SelfTestReport> {
         return Err(Error::unavailable(format!("{} records and runs nothing: there is no result to check", info.name))
             .help("run the self-test on cpu, hip or cuda"));
     }
-    // First of all: memory that a driver keeps from earlier graphs would hide what new ones take.
-    let graph_cost = match graph_cost(device) {
-        // The long chain finds the same, as a fault.
-        Err(error) if matches!(error.kind(), ErrorKind::Invariant(_)) => None,
-        other => Some(other?),
-    };
     let mut kept_bytes = 0;
     let checks = vec![
         check("long_chain", CHAIN_REPLAYS, || long_chain(device))?,
@@ -110,7 +101,7 @@ pub fn self_test(device: &Arc<dyn Device>) -> Result<SelfTestReport> {
         check("reinstantiation", 2 * INSTANCES, || reinstantiation(device, &mut kept_bytes))?,
     ];
     let (device, arch, driver) = (info.name.clone(), info.arch.clone(), info.driver.clone());
-    let report = SelfTestReport { device, arch, driver, checks, graph_cost, kept_bytes };
+    let report = SelfTestReport { device, arch, driver, checks, kept_bytes };
     for SelfTestCheck { name, fault, .. } in &report.checks {
         if let Some(SelfTestFault { message, issue }) = fault {
             tracing::error!(check = name, issue = issue.id, "self-test: {message}");

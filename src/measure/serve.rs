@@ -65,8 +65,8 @@ pub struct MemoryReport {
     pub graphs: u64,
     /// What they were estimated to take before anything was captured.
     pub graphs_estimated: u64,
-    /// What a graph takes on this device, measured with small graphs beside those of the run.
-    pub graph_cost: GraphCost,
+    /// What a graph takes on this device, measured with small graphs beside those of the run; `None` where there was no room.
+    pub graph_cost: Option<GraphCost>,
     /// Resident before anything was allocated: the program's own base. `None` where the system does not tell.
     pub resident_base: Option<u64>,
     /// Resident after capture.
@@ -141,7 +141,7 @@ pub fn serve(
         planned: chains.plan().total_bytes(),
         graphs: capture.graph_bytes,
         graphs_estimated: capture.estimated_graph_bytes,
-        graph_cost: graph_cost(device)?,
+        graph_cost: graph_cost(device).inspect_err(|error| tracing::warn!(%error, "the cost of a graph was not measured")).ok(),
         resident_base,
         resident_captured,
         resident_served,

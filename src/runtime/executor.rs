@@ -98,6 +98,7 @@ pub struct Executor {
     sequences: Sequences,
     metrics: Metrics,
     checks: Checks,
+    device_passed: bool,
     poison: Option<Error>,
 }
 
@@ -136,6 +137,7 @@ impl Executor {
             sequences,
             metrics: Metrics { batch_rows: BatchRows::new(decode_rows), ..Metrics::default() },
             checks: Checks::default(),
+            device_passed: false,
             poison: None,
         })
     }
@@ -158,6 +160,7 @@ impl Executor {
         self.healthy()?;
         self.drain()?;
         self.graphs.clear();
+        self.check_device()?;
         let keys: Vec<GraphKey> = self.ladder.sizes().iter().rev().map(|&rows| self.key(rows)).collect();
         let total = keys.len() * 2;
         let device = self.arena.device().clone();

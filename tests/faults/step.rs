@@ -20,7 +20,7 @@ use super::rig::{Fault, ROWS, Rig, msa};
 use super::user::{self, ARMED, LiveRowsArgs, PokeArgs};
 
 /// Every step audited.
-const EVERY_STEP: Checks = Checks { audit_every: Some(1), poison_free_blocks: true, each_node: false };
+const EVERY_STEP: Checks = Checks { self_test: None, audit_every: Some(1), poison_free_blocks: true, each_node: false };
 
 /// Captures while the faulty kernels behave, then runs one audited step while they do not.
 fn armed(chains: Damaged, checks: Checks) -> Result<()> {

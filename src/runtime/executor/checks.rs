@@ -4,8 +4,9 @@ use super::{Executor, fill, poisoned};
 use crate::arena::{BufferId, Purpose};
 use crate::capture::{CapturedGraph, launch_one};
 use crate::error::Result;
+use crate::hal::Platform;
 use crate::invariant::written::{self, Output};
-use crate::invariant::{Finding, Report, audit, memory};
+use crate::invariant::{Finding, Report, audit, memory, self_test};
 use crate::runtime::{SequenceStep, Ticket};
 
 /// Byte that poisons cache blocks: NaN in every cache type.
@@ -19,6 +20,9 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// at every output element and every guard band. With the feature `strict` every step is audited by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
+    /// Runs [`self_test`] before the first capture, so that a device that replays wrong captures nothing. `None`: on HIP and CUDA,
+    /// whose public reports it is made of (a fraction of a second), and not on the CPU.
+    pub self_test: Option<bool>,
     /// Audits every n-th replayed decode step; `None` leaves it to [`Executor::audit`].
     pub audit_every: Option<u32>,
     /// In audited steps, fills cache blocks that no open sequence holds with NaN before the replay, so that a kernel that reads
@@ -32,7 +36,7 @@ pub struct Checks {
 impl Default for Checks {
     fn default() -> Checks {
         let audit_every = if cfg!(feature = "strict") { Some(1) } else { None };
-        Checks { audit_every, poison_free_blocks: false, each_node: false }
+        Checks { self_test: None, audit_every, poison_free_blocks: false, each_node: false }
     }
 }
 
@@ -76,6 +80,17 @@ impl Executor {
         memory::ledger(&self.arena, report);
         memory::guards(&self.arena, report);
         self.block_tables(report);
+    }
+
+    /// The self-test, if it is asked for and was not passed yet.
+    pub(super) fn check_device(&mut self) -> Result<()> {
+        let device = self.arena.device();
+        let wanted = self.checks.self_test.unwrap_or(matches!(device.info().platform, Platform::Hip | Platform::Cuda));
+        if wanted && !self.device_passed {
+            self_test(device)?.require()?;
+            self.device_passed = true;
+        }
+        Ok(())
     }
 
     /// True if the next replay is one to audit.
