@@ -68,7 +68,7 @@ fn clean(chains: &Arc<dyn StepChains>, checks: Checks, steps: u32, seed: u64) {
 
 #[test]
 fn every_chain_runs_clean_under_the_full_audit_of_every_step() {
-    let replayed = Checks { audit_every: Some(1), poison_free_blocks: true, each_node: false };
+    let replayed = Checks { self_test: None, audit_every: Some(1), poison_free_blocks: true, each_node: false };
     let each_node = Checks { each_node: true, ..replayed };
     for query_len in [1, 3] {
         let limits = Limits { num_speculative_tokens: query_len - 1, ..limits() };
@@ -84,7 +84,7 @@ fn every_chain_runs_clean_under_the_full_audit_of_every_step() {
 fn a_branch_of_a_users_kernel_runs_clean() {
     let mut rig = Rig::captured(chain::branch()).unwrap();
     for each_node in [false, true] {
-        rig.executor.set_checks(Checks { audit_every: Some(1), poison_free_blocks: true, each_node });
+        rig.executor.set_checks(Checks { self_test: None, audit_every: Some(1), poison_free_blocks: true, each_node });
         (0..5).for_each(|_| drop(rig.decode().unwrap()));
     }
     rig.executor.audit().unwrap();
