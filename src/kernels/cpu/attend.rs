@@ -5,7 +5,7 @@
 //! cannot reach a result, even as a factor of zero. Page ids outside the cache are skipped.
 
 use super::cell::{Cell, with_cell};
-use super::simd::{LaneOp, Lanes, dispatch};
+use super::simd::{LaneOp, Lanes, dispatch, prefetch};
 use super::view::{Bound, View};
 use crate::hal::Workgroup;
 use crate::kernels::msa::{AttendDenseArgs, AttendSparseArgs, PAGE_TOKENS};
@@ -161,11 +161,19 @@ impl<T: Cell, F: Fn(usize) -> Option<(usize, usize)>, const D: usize> LaneOp for
         let (mut k, mut v) = ([[0.0; D]; PAGE], [[0.0; D]; PAGE]);
         let mut state = Softmax::<D> { sums: [[0.0; D]; GROUP], most: [f32::NEG_INFINITY; GROUP], total: [0.0; GROUP] };
         let one = PAGE * head_dim;
-        for page in 0..len.div_ceil(PAGE) {
-            let Some((id, head)) = (self.page_at)(page) else { continue };
+        let cache = |page: usize| {
+            let (id, head) = (self.page_at)(page)?;
+            let [k, v] = [id, id + self.shape.v_pages].map(|id| self.cache.slice((id * kv_heads + head) * one, one));
+            Some((k, v))
+        };
+        let pages = len.div_ceil(PAGE);
+        for page in 0..pages {
+            let Some((from_k, from_v)) = cache(page) else { continue };
             let tokens = (len - page * PAGE).min(PAGE);
-            widen_k::<L, T, D>(self.cache.slice((id * kv_heads + head) * one, one), head_dim, &mut k);
-            widen_v::<L, T, D>(self.cache.slice(((id + self.shape.v_pages) * kv_heads + head) * one, one), head_dim, &mut v);
+            // A page lies anywhere in memory: no hardware looks ahead to the next one.
+            let (next_k, next_v) = if page + 1 < pages { cache(page + 1) } else { None }.unwrap_or_default();
+            widen_k::<L, T, D>(from_k, next_k, head_dim, &mut k);
+            widen_v::<L, T, D>(from_v, next_v, head_dim, &mut v);
             let mut scores = scores::<L, D>(&query, heads, &k);
             scores.iter_mut().for_each(|row| row[tokens..].fill(f32::NEG_INFINITY));
             state.page::<L>(&mut scores, heads, tokens, &v);
@@ -178,15 +186,17 @@ impl<T: Cell, F: Fn(usize) -> Option<(usize, usize)>, const D: usize> LaneOp for
     }
 }
 
-/// [head_dim / x, 16, x] to [16, D]; the last channels stay zero.
+/// [head_dim / x, 16, x] to [16, D]; the last channels stay zero. Asks for `next` first.
 #[inline(always)]
-fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
+fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], next: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
+    ask_for(next);
     let hidden = T::nan_hidden::<L>(from);
     if size_of::<T>() == 4 {
-        // x = 4: half a lane's worth, so only moves.
-        for (d, plane) in from.as_chunks::<4>().0.chunks_exact(PAGE).enumerate() {
-            for (t, values) in plane.iter().enumerate() {
-                values.iter().enumerate().for_each(|(i, x)| to[t][d * 4 + i] = x.decode());
+        // x = 4: half a vector, so only moves.
+        let (fours, _) = bytemuck::cast_slice::<T, f32>(from).as_chunks::<4>();
+        for (d, plane) in fours.as_chunks::<PAGE>().0.iter().enumerate() {
+            for (to, values) in to.iter_mut().zip(plane) {
+                to.as_chunks_mut::<4>().0[d] = *values;
             }
         }
         return;
@@ -198,14 +208,29 @@ fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &
     }
 }
 
-/// [16 / x, head_dim, x] to [16, D]; the last channels stay zero.
+/// [16 / x, head_dim, x] to [16, D]; the last channels stay zero. Asks for `next` first.
 #[inline(always)]
-fn widen_v<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
+fn widen_v<L: Lanes, T: Cell, const D: usize>(from: &[T], next: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
+    ask_for(next);
     let hidden = T::nan_hidden::<L>(from);
     if size_of::<T>() == 4 {
-        for (t, plane) in from.as_chunks::<4>().0.chunks_exact(head_dim).enumerate() {
-            for (d, values) in plane.iter().enumerate() {
-                values.iter().enumerate().for_each(|(i, x)| to[t * 4 + i][d] = x.decode());
+        // x = 4: two planes side by side are eight tokens.
+        let (fours, _) = bytemuck::cast_slice::<T, f32>(from).as_chunks::<4>();
+        for half in 0..PAGE / 8 {
+            let (low, high) = fours[2 * half * head_dim..][..2 * head_dim].split_at(head_dim);
+            let pairs = low.as_chunks::<8>().0.iter().zip(high.as_chunks::<8>().0);
+            for (d, (low, high)) in pairs.enumerate() {
+                let mut rows = [L::splat(0.0); 8];
+                for i in 0..8 {
+                    let mut eight = [0.0; 8];
+                    eight[..4].copy_from_slice(&low[i]);
+                    eight[4..].copy_from_slice(&high[i]);
+                    rows[i] = L::load(&eight);
+                }
+                L::transpose(&mut rows);
+                for (t, row) in rows.iter().enumerate() {
+                    row.store(&mut to[half * 8 + t].as_chunks_mut::<8>().0[d]);
+                }
             }
         }
         return;
@@ -224,6 +249,14 @@ fn widen_v<L: Lanes, T: Cell, const D: usize>(from: &[T], head_dim: usize, to: &
                 row.store(&mut to[half * 8 + t].as_chunks_mut::<8>().0[d]);
             }
         }
+    }
+}
+
+/// Prefetches every cache line of `data`.
+#[inline(always)]
+fn ask_for<T>(data: &[T]) {
+    for line in data.chunks(64 / size_of::<T>()) {
+        prefetch(line);
     }
 }
 
