@@ -67,19 +67,31 @@ pub struct AttentionChain<'a> {
 impl AttentionChain<'_> {
     /// Appends a layer: from `packed` to `out`.
     pub fn push_layer(&self, chain: &mut Chain, layer: u32, metadata: Metadata) {
-        let buffers = &self.buffers.layers[layer as usize];
-        self.norm_rope_insert(chain, layer, buffers, metadata.rows());
-        if buffers.sparse {
-            match metadata {
-                Metadata::Decode { sequences, query_len, kv_len_max } => {
-                    self.score_decode(chain, layer, buffers, sequences, query_len, kv_len_max)
-                }
-                Metadata::Prefill { rows } => self.score_prefill(chain, layer, buffers, rows),
-            }
+        self.norm_rope_insert(chain, layer, &self.buffers.layers[layer as usize], metadata.rows());
+        if self.buffers.layers[layer as usize].sparse {
+            self.score(chain, layer, metadata);
             self.topk_emit(chain, layer, metadata.rows());
-            self.attend_sparse(chain, layer, buffers, metadata.rows());
-        } else {
-            self.attend_dense(chain, layer, buffers, metadata.rows());
+        }
+        self.attend(chain, layer, metadata.rows());
+    }
+
+    /// Appends the score pass of a sparse layer.
+    pub fn score(&self, chain: &mut Chain, layer: u32, metadata: Metadata) {
+        let buffers = &self.buffers.layers[layer as usize];
+        match metadata {
+            Metadata::Decode { sequences, query_len, kv_len_max } => {
+                self.score_decode(chain, layer, buffers, sequences, query_len, kv_len_max)
+            }
+            Metadata::Prefill { rows } => self.score_prefill(chain, layer, buffers, rows),
+        }
+    }
+
+    /// Appends a layer's attention: over the emitted pages if it is sparse, else over all of the sequence.
+    pub fn attend(&self, chain: &mut Chain, layer: u32, rows: u32) {
+        let buffers = &self.buffers.layers[layer as usize];
+        match buffers.sparse {
+            true => self.attend_sparse(chain, layer, buffers, rows),
+            false => self.attend_dense(chain, layer, buffers, rows),
         }
     }
 
@@ -212,7 +224,8 @@ impl AttentionChain<'_> {
         chain.push(format!("layer{layer}.score"), Some(layer), &registry::SCORE_PREFILL, [chunks, tiles, 1], &args);
     }
 
-    fn topk_emit(&self, chain: &mut Chain, layer: u32, rows: u32) {
+    /// Appends the selection of a sparse layer and the emission of its page table.
+    pub fn topk_emit(&self, chain: &mut Chain, layer: u32, rows: u32) {
         let args = TopkEmitArgs {
             score: pointer(self.buffers.score),
             row_slot: pointer(self.step.row_slot),

@@ -13,6 +13,7 @@ mod progress;
 mod report;
 mod run;
 mod table;
+mod verify;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,8 @@ enum Job {
     Bench(bench::BenchArgs),
     /// Compile the GPU kernels ahead of time
     Kernels(kernels::KernelsArgs),
+    /// Compare the sparse-attention chain with recorded cases
+    Verify(verify::VerifyArgs),
 }
 
 /// Flags that every subcommand takes.
@@ -190,6 +193,7 @@ pub fn main() -> ExitCode {
         Job::Devices(args) => devices::run(&args),
         Job::Bench(args) => done(bench::run(&args)),
         Job::Kernels(args) => done(kernels::run(&args)),
+        Job::Verify(args) => verify::run(&args),
     };
     match outcome {
         Ok(code) => code,

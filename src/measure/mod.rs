@@ -5,6 +5,7 @@ mod replay;
 pub mod serve;
 mod shadow;
 pub mod soak;
+pub mod verify;
 pub mod workload;
 
 pub use memory::resident_bytes;
