@@ -73,7 +73,8 @@ fn a_budget_leaves_room_for_the_graphs_of_the_device_that_is_named() {
     let model = model(dir.path());
     let model = model.to_str().unwrap();
     let blocks = |more: &[&str]| {
-        let planned = json(&[&["plan", "--model", model, "--max-num-seqs", "64", "--memory", "64MiB", "--json"], more].concat());
+        let plan = ["plan", "--model", model, "--max-num-seqs", "64", "--capture-sizes", "1,8,64", "--memory", "48MiB", "--json"];
+        let planned = json(&[&plan[..], more].concat());
         (planned["cache"]["blocks"].as_u64().unwrap(), planned["limits"]["graph_bytes"].as_u64().unwrap())
     };
     let (cpu, hip, cuda) = (blocks(&["--device", "cpu"]), blocks(&["--device", "hip"]), blocks(&["--device", "cuda"]));
