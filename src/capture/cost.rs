@@ -26,7 +26,7 @@ impl GraphCost {
             // Graphs live in host memory and count against no device.
             Platform::Cpu | Platform::Null => GraphCost { fixed_bytes: 0, node_bytes: 0 },
             // "About 4 MiB of device memory a graph inside the runtime": ROCm/rocm-systems #10257. A node has an AQL packet (64
-            // bytes, HSA system architecture 2.9.6) and its kernel arguments (ours stay below 448 bytes with hidden ones); not
+            // bytes, HSA Platform System Architecture, section 2.9) and its kernel arguments (ours stay below 448 bytes with hidden ones); not
             // measured.
             Platform::Hip => GraphCost { fixed_bytes: 4 << 20, node_bytes: 512 },
             // One H200, driver 580.159.04, free memory before and after 35 graphs of kernels with 256 bytes of arguments: 117 KiB a
