@@ -19,19 +19,19 @@ template <class T> DEVICE void linear_tile(const LinearArgs& a, LinearLds& lds) 
             lds.live[lane()] = row + lane() < end && a.row_len[row + lane()] > 0;
             barrier();
         }
-        float* out = a.out + (u64)row * a.out_stride + first_column;
+        const u64 to = (u64)row * a.out_stride + first_column;
         if (lds.live[seen]) {
             if (lane() == 0) {
-                lds.dots.from[filled] = a.x + (u64)row * a.x_stride;
-                lds.dots.to[filled] = out;
+                lds.dots.from[filled] = (u64)row * a.x_stride;
+                lds.dots.to[filled] = to;
             }
             filled++;
         } else if (a.accumulate == 0) {
-            for (u32 c = lane(); c < columns; c += WORKGROUP) out[c] = 0.0f;
+            for (u32 c = lane(); c < columns; c += WORKGROUP) a.out[to + c] = 0.0f;
         }
         if (filled == DOTS_ROWS || (row + 1 == end && filled > 0)) {
             barrier();
-            dots_pass<T>(weight, columns, a.k, filled, a.accumulate != 0, lds.dots);
+            dots_pass<T>(weight, columns, a.k, filled, DotsRows{a.x, a.out, a.accumulate != 0}, lds.dots);
             filled = 0;
         }
     }

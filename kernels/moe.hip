@@ -122,11 +122,11 @@ template <class T> DEVICE void moe_tile(const MoeLinearArgs& a, DotsLds& lds) {
         barrier();
         if (lane() < rows) {
             const u32 pair = (u32)a.list[at + (i32)lane()];
-            lds.from[lane()] = a.x + (u64)(pair / a.pairs_a_row) * a.k;
-            lds.to[lane()] = a.out + (u64)pair * a.n + first_column;
+            lds.from[lane()] = (u64)(pair / a.pairs_a_row) * a.k;
+            lds.to[lane()] = (u64)pair * a.n + first_column;
         }
         barrier();
-        dots_pass<T>(weight, columns, a.k, rows, false, lds);
+        dots_pass<T>(weight, columns, a.k, rows, DotsRows{a.x, a.out, false}, lds);
     }
 }
 

@@ -139,12 +139,14 @@ struct Matrix {
 
     DEVICE static bool fits(const Run& r) { return r.dim == 128 && r.block_size == 128; }
 
-    DEVICE static void run(const Run& r, const u32* lens, u32 first, u32 end, Lds& lds) {
-        // Waves that share a block, a power of two.
+    DEVICE static void run(const Run& any, const u32* lens, u32 first, u32 end, Lds& lds) {
+        // The shape is the contract's: constants here spare divisions.
+        Run r = any;
+        r.dim = r.block_size = 128;
+        // Waves that share a block, a power of two; each takes its part of the tiles.
         u32 shared = waves();
         while (shared > 1 && (end - first) * shared > waves()) shared /= 2;
-        const u32 part = wave() % shared, step = waves() / shared;
-        const u32 tiles = 128 / Fp8Tile::TOKENS, share = tiles / shared;
+        const u32 part = wave() % shared, step = waves() / shared, share = 128 / Fp8Tile::TOKENS / shared;
         for (u32 pair = 0; pair < r.pairs(); pair += Fp8Tile::PAIRS) {
             const u32 pairs = min_u32(Fp8Tile::PAIRS, r.pairs() - pair);
             Fp8Tile tile;
@@ -153,14 +155,21 @@ struct Matrix {
                 const u32 number = pair + p;
                 return (const u8*)r.query + (u64)(number / r.heads) * r.query_row + (number % r.heads) * 128;
             }, pairs);
+            // Causal length of each slot's row, 0 for a slot without a pair, and where its scores go.
+            u32 len[Fp8Tile::SLOTS];
+            float* to[Fp8Tile::SLOTS];
+            UNROLL for (u32 s = 0; s < Fp8Tile::SLOTS; s++) {
+                const u32 p = tile.pair(s), number = pair + min_u32(p, pairs - 1);
+                len[s] = p < pairs ? lens[number / r.heads] : 0;
+                to[s] = r.score + (number % r.heads) * r.score_plane + (u64)(number / r.heads) * r.score_width;
+            }
             for (u32 from = first; from < end; from += step) {
                 const u32 at = from + wave() / shared, block = at * r.world + r.rank;
                 tile.start();
                 if (at < end) {
                     u32 most = 0, visible[Fp8Tile::SLOTS];
                     UNROLL for (u32 s = 0; s < Fp8Tile::SLOTS; s++) {
-                        const u32 p = tile.pair(s);
-                        visible[s] = p < pairs ? r.visible(block, lens[(pair + p) / r.heads]) : 0;
+                        visible[s] = r.visible(block, len[s]);
                         most = max_u32(most, visible[s]);
                     }
                     // Lanes hold different pairs; the tiles to read are those of the longest.
@@ -173,22 +182,22 @@ struct Matrix {
                     }
                 }
                 tile.reduce();
-                if (shared == 1) {
-                    UNROLL for (u32 s = 0; s < Fp8Tile::SLOTS; s++) {
-                        const u32 p = tile.pair(s);
-                        if (at < end && tile.owner() && p < pairs) r.put(pair + p, at, lens[(pair + p) / r.heads], tile.best[s]);
-                    }
-                } else {
+                if (shared > 1) {
                     barrier();
                     UNROLL for (u32 s = 0; s < Fp8Tile::SLOTS; s++) {
                         if (tile.owner()) lds.best[wave()][tile.pair(s)] = tile.best[s];
                     }
                     barrier();
-                    if (lane() < step * pairs) {
-                        const u32 p = lane() % pairs, b = lane() / pairs;
-                        float best = -infinity();
-                        for (u32 w = 0; w < shared; w++) best = max_num(best, lds.best[b * shared + w][p]);
-                        if (from + b < end) r.put(pair + p, from + b, lens[(pair + p) / r.heads], best);
+                    for (u32 w = 1; part == 0 && w < shared; w++) {
+                        UNROLL for (u32 s = 0; s < Fp8Tile::SLOTS; s++) {
+                            tile.best[s] = max_num(tile.best[s], lds.best[wave() + w][tile.pair(s)]);
+                        }
+                    }
+                }
+                if (at < end && part == 0 && tile.owner()) {
+                    UNROLL for (u32 s = 0; s < Fp8Tile::SLOTS; s++) {
+                        const float sentinel = r.forced(block, len[s]);
+                        if (tile.pair(s) < pairs) to[s][at] = sentinel != 0.0f ? sentinel : tile.best[s];
                     }
                 }
             }
@@ -259,7 +268,7 @@ KERNEL void score_decode(const ScoreDecodeArgs a) {
     decode(a, [&](const Run& r, const u32* lens, u32 first, u32 end) { score_run(r, a.index_dtype, lens, first, end, lds); });
 }
 
-KERNEL void score_decode_m3(const ScoreDecodeArgs a) {
+KERNEL_SHARING(2) void score_decode_m3(const ScoreDecodeArgs a) {
     LDS Matrix::Lds lds;
     decode(a, [&](const Run& r, const u32* lens, u32 first, u32 end) {
         if (a.index_dtype == DTYPE_FP8_E4M3 && Matrix::fits(r)) Matrix::run(r, lens, first, end, lds);

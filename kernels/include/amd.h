@@ -1,7 +1,10 @@
 // What platform.h promises, on AMD. Included by platform.h alone; nvidia.h mirrors it. Needs no HIP header and no device library.
 #pragma once
 
-#define KERNEL extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1, 256)))
+#define KERNEL KERNEL_SHARING(1)
+// A kernel of which `count` workgroups are to fit a compute unit together: its four SIMDs take a wave of each.
+#define KERNEL_SHARING(count) \
+    extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1, 256), amdgpu_waves_per_eu(count)))
 #define DEVICE __attribute__((device)) __attribute__((always_inline)) inline
 #define LDS __attribute__((shared))
 // LDS whose size the launch gives.

@@ -17,9 +17,9 @@ constexpr u32 DOTS_ROWS = 8;
 struct DotsLds {
     alignas(16) float weight[DOTS_COLUMNS * 8 * DOTS_STRIP];
     alignas(16) float x[DOTS_ROWS * 8 * DOTS_STRIP];
-    // Where each row of a pass is read and written.
-    const float* from[DOTS_ROWS];
-    float* to[DOTS_ROWS];
+    // Where each row of a pass is read in `x` and written in `out`, in elements.
+    u64 from[DOTS_ROWS];
+    u64 to[DOTS_ROWS];
 };
 
 // Eight channels from `at` of a row of k; zeros past the end.
@@ -32,9 +32,16 @@ template <class T> DEVICE void eight(const typename T::Raw* row, u32 at, u32 k, 
     }
 }
 
-// out[to[r] + c] (+)= from[r] . weight[c] for `rows` <= R rows and `columns` <= DOTS_COLUMNS columns.
+// The rows and the output that `DotsLds::from` and `to` point into, and whether to add to the output.
+struct DotsRows {
+    const float* x;
+    float* out;
+    bool accumulate;
+};
+
+// out[to[r] + c] (+)= x[from[r]..] . weight[c] for `rows` <= R rows and `columns` <= DOTS_COLUMNS columns.
 template <class T, u32 R>
-DEVICE void dots(const typename T::Raw* weight, u32 columns, u32 k, u32 rows, bool accumulate, DotsLds& lds) {
+DEVICE void dots(const typename T::Raw* weight, u32 columns, u32 k, u32 rows, const DotsRows& all, DotsLds& lds) {
     constexpr u32 GROUPS = DOTS_PART / 8;
     constexpr u32 WEIGHTS = DOTS_COLUMNS * GROUPS / WORKGROUP;
     const u32 strip = lane() % 8, column = lane() / 8;
@@ -48,7 +55,7 @@ DEVICE void dots(const typename T::Raw* weight, u32 columns, u32 k, u32 rows, bo
             const u32 c = lane() / GROUPS + i * (WORKGROUP / GROUPS);
             if (c < columns) eight<T>(weight + (u64)c * k, part + group_at, k, whole, ahead[i]);
         }
-        if (x_row < R) eight<F32>(lds.from[min_u32(x_row, rows - 1)], part + group_at, k, whole, x_ahead);
+        if (x_row < R) eight<F32>(all.x + lds.from[min_u32(x_row, rows - 1)], part + group_at, k, whole, x_ahead);
     };
     fetch(0);
     for (u32 part = 0; part < k; part += DOTS_PART) {
@@ -64,7 +71,7 @@ DEVICE void dots(const typename T::Raw* weight, u32 columns, u32 k, u32 rows, bo
         }
         barrier();
         if (part + DOTS_PART < k) fetch(part + DOTS_PART);
-        UNROLL for (u32 i = 0; i < GROUPS; i += 4) {
+        UNROLL_BY(2) for (u32 i = 0; i < GROUPS; i += 4) {
             const Chunk w0 = *(const Chunk*)&lds.weight[(column * 8 + strip) * DOTS_STRIP + i];
             const Chunk w1 = *(const Chunk*)&lds.weight[((column + 32) * 8 + strip) * DOTS_STRIP + i];
             UNROLL for (u32 r = 0; r < R; r++) {
@@ -84,8 +91,8 @@ DEVICE void dots(const typename T::Raw* weight, u32 columns, u32 k, u32 rows, bo
             sum += shuffle_xor(sum, 2);
             const u32 c = column + half * 32;
             if (strip == 0 && r < rows && c < columns) {
-                float* to = lds.to[r] + c;
-                *to = accumulate ? *to + (sum + 0.0f) : sum + 0.0f;
+                float* to = all.out + lds.to[r] + c;
+                *to = all.accumulate ? *to + (sum + 0.0f) : sum + 0.0f;
             }
         }
     }
@@ -93,14 +100,14 @@ DEVICE void dots(const typename T::Raw* weight, u32 columns, u32 k, u32 rows, bo
 
 // A pass over `rows` <= DOTS_ROWS rows that `lds.from` and `lds.to` name, any number of columns.
 template <class T>
-DEVICE void dots_pass(const typename T::Raw* weight, u32 columns, u32 k, u32 rows, bool accumulate, DotsLds& lds) {
+DEVICE void dots_pass(const typename T::Raw* weight, u32 columns, u32 k, u32 rows, const DotsRows& all, DotsLds& lds) {
     for (u32 first = 0; first < columns; first += DOTS_COLUMNS) {
         const typename T::Raw* part = weight + (u64)first * k;
         const u32 in_part = min_u32(columns - first, DOTS_COLUMNS);
-        if (rows == 1) dots<T, 1>(part, in_part, k, rows, accumulate, lds);
-        else if (rows == 2) dots<T, 2>(part, in_part, k, rows, accumulate, lds);
-        else if (rows <= 4) dots<T, 4>(part, in_part, k, rows, accumulate, lds);
-        else dots<T, 8>(part, in_part, k, rows, accumulate, lds);
+        if (rows == 1) dots<T, 1>(part, in_part, k, rows, all, lds);
+        else if (rows == 2) dots<T, 2>(part, in_part, k, rows, all, lds);
+        else if (rows <= 4) dots<T, 4>(part, in_part, k, rows, all, lds);
+        else dots<T, 8>(part, in_part, k, rows, all, lds);
         barrier();
         if (lane() < rows) lds.to[lane()] += DOTS_COLUMNS;
         barrier();

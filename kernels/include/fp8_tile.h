@@ -13,7 +13,7 @@
 struct Fp8Tile {
     static constexpr u32 TOKENS = 16, PAIRS = 16, SLOTS = 4;
     // Tiles whose keys are on their way at once.
-    static constexpr u32 AHEAD = 4;
+    static constexpr u32 AHEAD = 2;
     u32 queries[2][8];
     float best[SLOTS];
     bool both;

@@ -1,7 +1,9 @@
 // What platform.h promises, on NVIDIA. Included by platform.h alone; amd.h mirrors it.
 #pragma once
 
-#define KERNEL extern "C" __global__ __launch_bounds__(256, 1)
+#define KERNEL KERNEL_SHARING(1)
+// A kernel of which `count` workgroups are to fit a compute unit together.
+#define KERNEL_SHARING(count) extern "C" __global__ __launch_bounds__(256, count)
 #define DEVICE __device__ __forceinline__
 #define LDS __shared__
 // LDS whose size the launch gives.

@@ -12,6 +12,7 @@
 #include <ucontext.h>
 
 #define KERNEL extern "C" __attribute__((visibility("default")))
+#define KERNEL_SHARING(count) KERNEL
 #define DEVICE inline
 #define LDS static
 #define LDS_DYNAMIC(type, name) static type* const name = (type*)host::lds
