@@ -9,7 +9,9 @@
 
 #![expect(unsafe_code, reason = "declares the contracts of raw launches; calls none")]
 
+pub mod checked;
 pub mod cpu;
+pub mod fault;
 pub mod null;
 mod record;
 

@@ -218,14 +218,14 @@ fn widen_v<L: Lanes, T: Cell, const D: usize>(from: &[T], next: &[T], head_dim: 
         let (fours, _) = bytemuck::cast_slice::<T, f32>(from).as_chunks::<4>();
         for half in 0..PAGE / 8 {
             let (low, high) = fours[2 * half * head_dim..][..2 * head_dim].split_at(head_dim);
-            let pairs = low.as_chunks::<8>().0.iter().zip(high.as_chunks::<8>().0);
+            let pairs = low.chunks(8).zip(high.chunks(8));
             for (d, (low, high)) in pairs.enumerate() {
                 let mut rows = [L::splat(0.0); 8];
-                for i in 0..8 {
+                for (row, (low, high)) in rows.iter_mut().zip(low.iter().zip(high)) {
                     let mut eight = [0.0; 8];
-                    eight[..4].copy_from_slice(&low[i]);
-                    eight[4..].copy_from_slice(&high[i]);
-                    rows[i] = L::load(&eight);
+                    eight[..4].copy_from_slice(low);
+                    eight[4..].copy_from_slice(high);
+                    *row = L::load(&eight);
                 }
                 L::transpose(&mut rows);
                 for (t, row) in rows.iter().enumerate() {
