@@ -35,6 +35,7 @@ fn describe(case: &Case) -> serde_json::Value {
         "source": case.kernel.source,
         "grid": case.shape.grid,
         "workgroup": case.shape.workgroup,
+        "lds_bytes": case.shape.lds_bytes,
         "args": hex(&case.args),
         "buffers": buffers.collect::<Vec<_>>(),
     })
