@@ -8,12 +8,14 @@ mod demo;
 mod devices;
 mod kernels;
 mod ladder;
+mod make_model;
 mod plan;
 mod progress;
 mod report;
 mod run;
 mod table;
 mod verify;
+mod verify_model;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -56,6 +58,10 @@ enum Job {
     Kernels(kernels::KernelsArgs),
     /// Compare the sparse-attention chain with recorded cases
     Verify(verify::VerifyArgs),
+    /// Compare a checkpoint with the logits, tokens and blocks recorded of it
+    VerifyModel(verify_model::VerifyModelArgs),
+    /// Write a random checkpoint
+    MakeModel(make_model::MakeModelArgs),
 }
 
 /// Flags that every subcommand takes.
@@ -194,6 +200,8 @@ pub fn main() -> ExitCode {
         Job::Bench(args) => done(bench::run(&args)),
         Job::Kernels(args) => done(kernels::run(&args)),
         Job::Verify(args) => verify::run(&args),
+        Job::VerifyModel(args) => verify_model::run(&args),
+        Job::MakeModel(args) => done(make_model::run(&args)),
     };
     match outcome {
         Ok(code) => code,

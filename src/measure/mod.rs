@@ -6,6 +6,7 @@ pub mod serve;
 mod shadow;
 pub mod soak;
 pub mod verify;
+pub mod verify_model;
 pub mod workload;
 
 pub use memory::resident_bytes;

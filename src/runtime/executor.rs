@@ -2,6 +2,7 @@
 
 mod checks;
 mod dummy;
+mod observe;
 
 pub use checks::Checks;
 
