@@ -3,7 +3,7 @@
 //! Every persistent buffer is planned from limits and a model's shape before the first step ([`arena`]), a decode step is
 //! described as data ([`chain`]), recorded once per padded batch size ([`capture`]) on any [`hal::Device`], and replayed
 //! with one launch a step ([`runtime`]). The checker ([`invariant`]) proves that every address a graph holds is the buffer
-//! it was recorded against; [`dump`] shows a graph by buffer names.
+//! it was recorded against.
 //!
 //! Start with `examples/embed.rs`; `ARCHITECTURE.md` tells the life of a step.
 

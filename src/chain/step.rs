@@ -42,25 +42,25 @@ pub struct StepBuffers {
     pub results: BufferId,
     /// Device state: [`StepState`](crate::kernels::step::StepState).
     pub state: BufferId,
-    /// [sequences] block-table row of each sequence.
+    /// \[sequences\] block-table row of each sequence.
     pub seq_slot: BufferId,
-    /// [sequences] KV lengths.
+    /// \[sequences\] KV lengths.
     pub seq_len: BufferId,
     /// [sequences + 1] prefix sums of query lengths.
     pub cu_seqlens: BufferId,
     /// [sequences, 48 B] sequence records.
     pub records: BufferId,
-    /// [rows] sequence of each row.
+    /// \[rows\] sequence of each row.
     pub row_seq: BufferId,
-    /// [rows] block-table row of each row.
+    /// \[rows\] block-table row of each row.
     pub row_slot: BufferId,
-    /// [rows] causal lengths.
+    /// \[rows\] causal lengths.
     pub row_len: BufferId,
-    /// [rows] token ids.
+    /// \[rows\] token ids.
     pub tokens: BufferId,
-    /// [rows] sampled tokens.
+    /// \[rows\] sampled tokens.
     pub sampled: BufferId,
-    /// [slots] last sampled token.
+    /// \[slots\] last sampled token.
     pub last_token: BufferId,
     /// [slots, table_width] block table.
     pub block_table: BufferId,

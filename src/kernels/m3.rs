@@ -4,7 +4,7 @@
 //! and the weights alone, never on how many rows there are, which row it is, or how a launch is tiled: a product's sum runs
 //! over fixed lanes of `k` and a fixed tree, so decode, prefill, padding and chunking give the same bits (PAD-3).
 //!
-//! Grids are tiles of output columns x tiles of rows, workgroup [256]; tile sizes are arguments, chosen by the chain. Rows
+//! Grids are tiles of output columns x tiles of rows, workgroup \[256\]; tile sizes are arguments, chosen by the chain. Rows
 //! whose `row_len` is 0 are pads: they read as nothing and give zeros, or leave an accumulated output alone (PAD-2).
 
 use super::args::product;
@@ -23,7 +23,7 @@ pub const fn moe_tiles(pairs: u32, experts: u32, tile_rows: u32) -> u32 {
 }
 
 kernel_args! {
-    /// `rms_norm`, grid [rows], workgroup [256]: Gemma RMSNorm, out = x * rsqrt(mean(x^2) + eps) * (1 + w) in f32.
+    /// `rms_norm`, grid \[rows\], workgroup \[256\]: Gemma RMSNorm, out = x * rsqrt(mean(x^2) + eps) * (1 + w) in f32.
     ///
     /// With `rows_index` row i normalises row `rows_index[i]` of x (a negative index is a pad); so a prefill step norms the
     /// last row of each sequence only.
@@ -31,11 +31,11 @@ kernel_args! {
         pointers {
             /// [x_rows, width].
             x: Read, F32, product([a.x_rows, a.width]);
-            /// [rows] row of x, or null (extent 0) for the identity.
+            /// \[rows\] row of x, or null (extent 0) for the identity.
             rows_index: Read, I32, if a.indexed != 0 { u64::from(a.rows) } else { 0 };
-            /// [x_rows] causal length of each row of x; 0 gives zeros.
+            /// \[x_rows\] causal length of each row of x; 0 gives zeros.
             row_len: Read, I32, u64::from(a.x_rows);
-            /// [width] Gemma weight.
+            /// \[width\] Gemma weight.
             weight: Read, F32, u64::from(a.width);
             /// [rows, width].
             out: Write, F32, product([a.rows, a.width]);
@@ -58,12 +58,12 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `select_last`, grid [1], workgroup [256]: step row of the last token of each sequence, -1 for a sequence without rows.
+    /// `select_last`, grid \[1\], workgroup \[256\]: step row of the last token of each sequence, -1 for a sequence without rows.
     pub struct SelectLastArgs |a| {
         pointers {
             /// [sequences + 1] prefix sums of query lengths.
             cu_seqlens: Read, I32, u64::from(a.sequences) + 1;
-            /// [sequences] step rows.
+            /// \[sequences\] step rows.
             rows_index: Write, I32, u64::from(a.sequences);
         }
         scalars {
@@ -76,7 +76,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `linear`, grid [ceil(n / tile_cols), ceil(rows / tile_rows)], workgroup [256]: out = x W^T, or out += x W^T.
+    /// `linear`, grid [ceil(n / tile_cols), ceil(rows / tile_rows)], workgroup \[256\]: out = x W^T, or out += x W^T.
     ///
     /// The sum over k of one output element: lane l of 8 takes k = 8i + l in ascending i by fused multiply-add, then
     /// ((0+4)+(1+5))+((2+6)+(3+7)).
@@ -86,7 +86,7 @@ kernel_args! {
             x: Read, F32, strided(a.rows, a.k, a.x_stride);
             /// [n, k] in `weight_dtype`.
             weight: Read, (DType::from_code(a.weight_dtype)), product([a.n, a.k]);
-            /// [rows] causal length; pads (0) give zeros, or keep `out` when accumulating.
+            /// \[rows\] causal length; pads (0) give zeros, or keep `out` when accumulating.
             row_len: Read, I32, u64::from(a.rows);
             /// [rows, n], rows `out_stride` apart.
             out: ReadWrite, F32, strided(a.rows, a.n, a.out_stride);
@@ -117,16 +117,16 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `route`, grid [rows], workgroup [256]: the sigmoid router. Experts are chosen by sigmoid(logit) + bias, largest first,
+    /// `route`, grid \[rows\], workgroup \[256\]: the sigmoid router. Experts are chosen by sigmoid(logit) + bias, largest first,
     /// ties to the lower id, NaN last; a chosen expert's weight is its sigmoid alone, divided by the sum over the chosen ones,
     /// times `scale`. Pads get ids -1 and weights 0.
     pub struct RouteArgs |a| {
         pointers {
             /// [rows, experts] router logits.
             logits: Read, F32, product([a.rows, a.experts]);
-            /// [experts] score correction bias; moves the choice, never the weight.
+            /// \[experts\] score correction bias; moves the choice, never the weight.
             bias: Read, F32, u64::from(a.experts);
-            /// [rows] causal length.
+            /// \[rows\] causal length.
             row_len: Read, I32, u64::from(a.rows);
             /// [rows, topk] chosen experts in order of choice.
             ids: Write, I32, product([a.rows, a.topk]);
@@ -147,13 +147,13 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `moe_sort`, grid [1], workgroup [256], LDS [experts + 1] u32: (row, j) pairs by expert. Pair p = row * topk + j; pairs
+    /// `moe_sort`, grid \[1\], workgroup \[256\], LDS [experts + 1] u32: (row, j) pairs by expert. Pair p = row * topk + j; pairs
     /// of one expert stay in ascending order; pads (id < 0) are left out. Tiles cut each expert's run into `tile_rows`.
     pub struct MoeSortArgs |a| {
         pointers {
-            /// [pairs] experts.
+            /// \[pairs\] experts.
             ids: Read, I32, u64::from(a.pairs);
-            /// [pairs] pair numbers sorted by expert; -1 past the live ones.
+            /// \[pairs\] pair numbers sorted by expert; -1 past the live ones.
             list: Write, I32, u64::from(a.pairs);
             /// [tiles, 4] expert, first and end in `list`, 0; expert -1 past the live ones.
             tiles: Write, I32, product([a.tiles_max, 4]);
@@ -172,7 +172,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `moe_linear`, grid [ceil(n / tile_cols), tiles], workgroup [256]: out[p] = x[p / pairs_a_row] W[expert of p]^T for the
+    /// `moe_linear`, grid [ceil(n / tile_cols), tiles], workgroup \[256\]: out\[p\] = x[p / pairs_a_row] W[expert of p]^T for the
     /// pairs of each tile; same order of sums as `linear`. Pairs in no tile (pads) are left untouched.
     pub struct MoeLinearArgs |a| {
         pointers {
@@ -180,7 +180,7 @@ kernel_args! {
             x: Read, F32, u64::from(a.pairs / a.pairs_a_row.max(1)) * u64::from(a.k);
             /// [experts, n, k] in `weight_dtype`.
             weight: Read, (DType::from_code(a.weight_dtype)), product([a.experts, a.n, a.k]);
-            /// [pairs] pair numbers by expert.
+            /// \[pairs\] pair numbers by expert.
             list: Read, I32, u64::from(a.pairs);
             /// [tiles, 4] from `moe_sort`.
             tiles: Read, I32, product([a.tiles_max, 4]);
@@ -209,7 +209,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `swiglu`, grid [rows], workgroup [256]: SwiGLU-OAI of [gate | up]: gate is clamped above at `limit`, up to +-`limit`;
+    /// `swiglu`, grid \[rows\], workgroup \[256\]: SwiGLU-OAI of [gate | up]: gate is clamped above at `limit`, up to +-`limit`;
     /// out = (up + 1) * gate * sigmoid(alpha * gate). Pads give zeros.
     pub struct SwigluArgs |a| {
         pointers {
@@ -238,14 +238,14 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `moe_combine`, grid [rows], workgroup [256]: residual[n] += sum over j, ascending, of weights[n, j] * experts[n, j].
+    /// `moe_combine`, grid \[rows\], workgroup \[256\]: residual\[n\] += sum over j, ascending, of weights[n, j] * experts[n, j].
     pub struct MoeCombineArgs |a| {
         pointers {
             /// [rows, topk, width] outputs of the experts.
             experts: Read, F32, product([a.rows, a.topk, a.width]);
             /// [rows, topk].
             weights: Read, F32, product([a.rows, a.topk]);
-            /// [rows] causal length; pads keep their residual.
+            /// \[rows\] causal length; pads keep their residual.
             row_len: Read, I32, u64::from(a.rows);
             /// [rows, width].
             residual: ReadWrite, F32, product([a.rows, a.width]);

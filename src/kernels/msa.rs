@@ -17,7 +17,7 @@ pub const INIT_SENTINEL: f32 = 1e30;
 pub const LOCAL_SENTINEL: f32 = 1e29;
 
 kernel_args! {
-    /// `norm_rope_insert`, grid [rows], workgroup [256]: per-head Gemma RMSNorm, partial NeoX RoPE, and cache insert of one
+    /// `norm_rope_insert`, grid \[rows\], workgroup \[256\]: per-head Gemma RMSNorm, partial NeoX RoPE, and cache insert of one
     /// packed row [q | k | v | index_q | index_k] (sections 2.1 to 2.5).
     ///
     /// y = x * rsqrt(mean(x^2) + eps) * (1 + w) per head of q, k, index_q, index_k in f32; the first `rotary_dim` channels
@@ -28,19 +28,19 @@ kernel_args! {
         pointers {
             /// [rows, packed_width] f32; packed_width = (q_heads + 2 kv_heads) head_dim + (index_heads + 1 if any) index_dim.
             packed: Read, F32, product([a.rows, a.packed_width]);
-            /// [head_dim] Gemma weight of q.
+            /// \[head_dim\] Gemma weight of q.
             q_norm: Read, F32, u64::from(a.head_dim);
-            /// [head_dim] Gemma weight of k.
+            /// \[head_dim\] Gemma weight of k.
             k_norm: Read, F32, u64::from(a.head_dim);
-            /// [index_dim] Gemma weight of index_q.
+            /// \[index_dim\] Gemma weight of index_q.
             index_q_norm: Read, F32, if a.index_heads > 0 { u64::from(a.index_dim) } else { 0 };
-            /// [index_dim] Gemma weight of index_k.
+            /// \[index_dim\] Gemma weight of index_k.
             index_k_norm: Read, F32, if a.index_heads > 0 { u64::from(a.index_dim) } else { 0 };
             /// [positions, rotary_dim] cos of the first half's angles, then sin.
             cos_sin: Read, F32, product([a.positions, a.rotary_dim]);
-            /// [rows] block-table row.
+            /// \[rows\] block-table row.
             row_slot: Read, I32, u64::from(a.rows);
-            /// [rows] causal length.
+            /// \[rows\] causal length.
             row_len: Read, I32, u64::from(a.rows);
             /// [slots, table_width] attend group's block table.
             block_table: Read, I32, product([a.slots, a.table_width]);
@@ -93,7 +93,7 @@ kernel_args! {
 kernel_args! {
     /// `score_decode` (any shape) and `score_decode_m3` (fp8, index_dim 128, block_size 128, heads * query_len <= 16): the
     /// largest dot product of each visible block for uniform decode rows (section 3), grid [chunks, sequences], workgroup
-    /// [256].
+    /// \[256\].
     ///
     /// Chunk c of a sequence takes local blocks [c * per, (c+1) * per), per = ceil(live local blocks / chunks). Local block
     /// `loc` is global block loc * world + rank. Blocks past the sequence's last visible one are left untouched.
@@ -105,9 +105,9 @@ kernel_args! {
             index_cache: Read, (DType::from_code(a.index_dtype)), product([a.cache_blocks, a.block_size, a.dim]);
             /// [slots, table_width] indexer group's block table.
             block_table: Read, I32, product([a.slots, a.table_width]);
-            /// [sequences] block-table row.
+            /// \[sequences\] block-table row.
             seq_slot: Read, I32, u64::from(a.sequences);
-            /// [sequences] KV length, this step's tokens included; 0 for pads.
+            /// \[sequences\] KV length, this step's tokens included; 0 for pads.
             seq_len: Read, I32, u64::from(a.sequences);
             /// [heads, score_rows, score_width] f32; rows n of this step at the front of each head's plane.
             score: ReadWrite, F32, product([a.heads, a.score_rows, a.score_width]);
@@ -151,7 +151,7 @@ kernel_args! {
 
 kernel_args! {
     /// `score_prefill`: the same function for ragged rows (section 3.3), grid [chunks, ceil(rows / tile_rows)], workgroup
-    /// [256]. A tile may cross sequences. Within a tile, blocks visible to a longer row of the same sequence but not to this
+    /// \[256\]. A tile may cross sequences. Within a tile, blocks visible to a longer row of the same sequence but not to this
     /// one get minus infinity; the rest is left untouched. World is always 1.
     pub struct ScorePrefillArgs |a| {
         pointers {
@@ -161,9 +161,9 @@ kernel_args! {
             index_cache: Read, (DType::from_code(a.index_dtype)), product([a.cache_blocks, a.block_size, a.dim]);
             /// [slots, table_width] indexer group's block table.
             block_table: Read, I32, product([a.slots, a.table_width]);
-            /// [rows] block-table row.
+            /// \[rows\] block-table row.
             row_slot: Read, I32, u64::from(a.rows);
-            /// [rows] causal length; 0 for pads.
+            /// \[rows\] causal length; 0 for pads.
             row_len: Read, I32, u64::from(a.rows);
             /// [heads, score_rows, score_width] f32.
             score: ReadWrite, F32, product([a.heads, a.score_rows, a.score_width]);
@@ -207,7 +207,7 @@ kernel_args! {
 
 kernel_args! {
     /// `topk_emit`: the `topk` best blocks of each (row, head) and the page table the attend reads (section 4), grid [rows,
-    /// heads], workgroup [256]. One kernel for uniform and ragged rows: both come as causal lengths.
+    /// heads], workgroup \[256\]. One kernel for uniform and ragged rows: both come as causal lengths.
     ///
     /// Order: descending score, ties to the higher block id, NaN as minus infinity, +0 above -0. Slots past the candidates
     /// are -1. KV head k = h * g + i (g = kv_heads / heads) of row n emits table row n * kv_heads + k: full blocks first in
@@ -217,9 +217,9 @@ kernel_args! {
         pointers {
             /// [heads, score_rows, score_width].
             score: Read, F32, product([a.heads, a.score_rows, a.score_width]);
-            /// [rows] block-table row.
+            /// \[rows\] block-table row.
             row_slot: Read, I32, u64::from(a.rows);
-            /// [rows] causal length.
+            /// \[rows\] causal length.
             row_len: Read, I32, u64::from(a.rows);
             /// [slots, table_width] attend group's block table (cache block ids, not yet doubled).
             block_table: Read, I32, product([a.slots, a.table_width]);
@@ -261,7 +261,7 @@ kernel_args! {
 
 kernel_args! {
     /// `attend_sparse`: softmax attention of each (row, KV head) over its emitted page table (section 6), grid [rows,
-    /// kv_heads], workgroup [256]. Query heads [k * g, (k+1) * g), g = q_heads / kv_heads, share KV head k. Length 0 gives
+    /// kv_heads], workgroup \[256\]. Query heads [k * g, (k+1) * g), g = q_heads / kv_heads, share KV head k. Length 0 gives
     /// zeros. Nothing past the length is read, so poison in unused pages cannot leak.
     pub struct AttendSparseArgs |a| {
         pointers {
@@ -307,16 +307,16 @@ kernel_args! {
 
 kernel_args! {
     /// `attend_dense`: causal softmax attention of each (row, KV head) over all `row_len` tokens of its sequence, through the
-    /// block table, grid [rows, kv_heads], workgroup [256].
+    /// block table, grid [rows, kv_heads], workgroup \[256\].
     pub struct AttendDenseArgs |a| {
         pointers {
             /// [rows, q_heads, head_dim].
             q: Read, F32, product([a.rows, a.q_heads, a.head_dim]);
             /// Paged KV cache in `kv_dtype`.
             kv_cache: Read, (DType::from_code(a.kv_dtype)), product([a.cache_blocks, 2, a.block_size, a.kv_heads, a.head_dim]);
-            /// [rows] block-table row.
+            /// \[rows\] block-table row.
             row_slot: Read, I32, u64::from(a.rows);
-            /// [rows] causal length; 0 gives zeros.
+            /// \[rows\] causal length; 0 gives zeros.
             row_len: Read, I32, u64::from(a.rows);
             /// [slots, table_width] attend group's block table.
             block_table: Read, I32, product([a.slots, a.table_width]);

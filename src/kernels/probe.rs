@@ -6,14 +6,14 @@
 use crate::kernel_args;
 
 kernel_args! {
-    /// `probe`, grid [ceil(count / 256)], workgroup [256]: dst = src * mul + add, modulo 2^32.
+    /// `probe`, grid [ceil(count / 256)], workgroup \[256\]: dst = src * mul + add, modulo 2^32.
     ///
     /// `dst` and `src` are the same range or do not overlap.
     pub struct ProbeArgs |a| {
         pointers {
-            /// [count], 32-bit patterns without a sign.
+            /// \[count\], 32-bit patterns without a sign.
             dst: Write, U32, u64::from(a.count);
-            /// [count].
+            /// \[count\].
             src: Read, U32, u64::from(a.count);
         }
         scalars {

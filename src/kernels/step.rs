@@ -147,7 +147,7 @@ pub const fn result_bytes(row_capacity: u32) -> u64 {
 }
 
 kernel_args! {
-    /// `ingest`, grid [1], workgroup [256]: advances `state.sequence`, takes the ring slot of that number (bounded wait for
+    /// `ingest`, grid \[1\], workgroup \[256\]: advances `state.sequence`, takes the ring slot of that number (bounded wait for
     /// its sequence number), spreads it over the persistent buffers, writes the pad rows (lengths 0, slot 0, token 0), and
     /// applies the block-table updates. With `query_len` = 0 rows are ragged: `row_*` follow each sequence's own query length.
     pub struct IngestArgs |a| {
@@ -156,23 +156,23 @@ kernel_args! {
             ring: Read, U8, u64::from(a.ring_slots) * u64::from(a.slot_bytes);
             /// [64 B] step state.
             state: ReadWrite, U8, 64u64;
-            /// [sequences] block-table row of each sequence; 0 for pads.
+            /// \[sequences\] block-table row of each sequence; 0 for pads.
             seq_slot: Write, I32, u64::from(a.sequences);
-            /// [sequences] KV length, this step's tokens included; 0 for pads.
+            /// \[sequences\] KV length, this step's tokens included; 0 for pads.
             seq_len: Write, I32, u64::from(a.sequences);
             /// [sequences + 1] prefix sums of query lengths; the tail repeats the total.
             cu_seqlens: Write, I32, u64::from(a.sequences) + 1;
             /// [sequences, 48 B] the sequence records as sent (sampling parameters); zero for pads.
             records: Write, U8, product([a.sequences, 48]);
-            /// [rows] sequence index of each row (row n of uniform decode: n / query_len); 0 for pads.
+            /// \[rows\] sequence index of each row (row n of uniform decode: n / query_len); 0 for pads.
             row_seq: Write, I32, u64::from(a.rows);
-            /// [rows] block-table row; 0 for pads.
+            /// \[rows\] block-table row; 0 for pads.
             row_slot: Write, I32, u64::from(a.rows);
-            /// [rows] causal length max(kv_len - query_len + t + 1, 0); 0 for pads. The row's position is this - 1.
+            /// \[rows\] causal length max(kv_len - query_len + t + 1, 0); 0 for pads. The row's position is this - 1.
             row_len: Write, I32, u64::from(a.rows);
-            /// [rows] token ids; 0 for pads.
+            /// \[rows\] token ids; 0 for pads.
             tokens: Write, I32, u64::from(a.rows);
-            /// [slots] last sampled token of each block-table row.
+            /// \[slots\] last sampled token of each block-table row.
             last_token: Read, I32, u64::from(a.slots);
             /// [slots, table_width] cache block of each block of each sequence.
             block_table: ReadWrite, I32, product([a.slots, a.table_width]);
@@ -207,12 +207,12 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `embed`, grid [rows], workgroup [256]: out[n] = table[tokens[n]] as f32; zeros where `row_len` is 0.
+    /// `embed`, grid \[rows\], workgroup \[256\]: out\[n\] = table[tokens\[n\]] as f32; zeros where `row_len` is 0.
     pub struct EmbedArgs |a| {
         pointers {
-            /// [rows] token ids.
+            /// \[rows\] token ids.
             tokens: Read, I32, u64::from(a.rows);
-            /// [rows] causal lengths.
+            /// \[rows\] causal lengths.
             row_len: Read, I32, u64::from(a.rows);
             /// [vocab, width] in `table_dtype`.
             table: Read, (crate::DType::from_code(a.table_dtype)), product([a.vocab, a.width]);
@@ -233,26 +233,26 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `sample`, grid [rows], workgroup [256]: draws a token of each row's logits by the parameters of its sequence, and
+    /// `sample`, grid \[rows\], workgroup \[256\]: draws a token of each row's logits by the parameters of its sequence, and
     /// keeps the last row's token of each sequence in `last_token`. Ties of the largest logit go to the lower id; NaN counts
     /// as minus infinity. Draws depend on (seed, position) alone.
     pub struct SampleArgs |a| {
         pointers {
             /// [rows, vocab] logits; row i belongs to step row `rows_index[i]`, or i where that pointer is null.
             logits: Read, F32, product([a.rows, a.vocab]);
-            /// [rows] step row of each logits row, or null (extent 0) for the identity.
+            /// \[rows\] step row of each logits row, or null (extent 0) for the identity.
             rows_index: Read, I32, if a.indexed != 0 { u64::from(a.rows) } else { 0 };
-            /// [step_rows] sequence of each step row.
+            /// \[step_rows\] sequence of each step row.
             row_seq: Read, I32, u64::from(a.step_rows);
-            /// [step_rows] block-table row of each step row.
+            /// \[step_rows\] block-table row of each step row.
             row_slot: Read, I32, u64::from(a.step_rows);
-            /// [step_rows] causal lengths; 0 draws nothing and writes token 0.
+            /// \[step_rows\] causal lengths; 0 draws nothing and writes token 0.
             row_len: Read, I32, u64::from(a.step_rows);
             /// [sequences, 48 B] sequence records.
             records: Read, U8, product([a.sequences, 48]);
-            /// [rows] sampled tokens.
+            /// \[rows\] sampled tokens.
             out: Write, I32, u64::from(a.rows);
-            /// [slots] last sampled token of each block-table row.
+            /// \[slots\] last sampled token of each block-table row.
             last_token: ReadWrite, I32, u64::from(a.slots);
         }
         scalars {
@@ -273,13 +273,13 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `publish`, grid [1], workgroup [256]: copies the sampled tokens and the step's error into the result slot of
+    /// `publish`, grid \[1\], workgroup \[256\]: copies the sampled tokens and the step's error into the result slot of
     /// `state.sequence`, then, after a system-wide fence, its sequence number.
     pub struct PublishArgs |a| {
         pointers {
             /// [64 B] step state.
             state: Read, U8, 64u64;
-            /// [rows] sampled tokens.
+            /// \[rows\] sampled tokens.
             tokens: Read, I32, u64::from(a.rows);
             /// [ring_slots, result_bytes] pinned result ring.
             results: ReadWrite, U8, u64::from(a.ring_slots) * u64::from(a.result_bytes);

@@ -72,7 +72,7 @@ pub struct Activations {
     pub expert_gated: BufferId,
     /// [rows * experts_per_token, hidden] outputs of the experts.
     pub expert_out: BufferId,
-    /// [sequence_capacity] last row of each prefilled sequence.
+    /// \[sequence_capacity\] last row of each prefilled sequence.
     pub last_row: BufferId,
     /// [logits_rows, hidden] rows that go to `lm_head`.
     pub final_normed: BufferId,

@@ -13,7 +13,7 @@ use crate::config::ModelShape;
 pub enum Weight {
     /// [vocab, hidden] token embeddings.
     Embed,
-    /// [hidden] norm before `lm_head`.
+    /// \[hidden\] norm before `lm_head`.
     FinalNorm,
     /// [vocab, hidden]; absent where the embeddings are tied.
     LmHead,
@@ -24,21 +24,21 @@ pub enum Weight {
 /// Which weight of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LayerWeight {
-    /// [hidden] norm before attention.
+    /// \[hidden\] norm before attention.
     InputNorm,
     /// [packed_width, hidden] fused projection.
     Qkv,
-    /// [head_dim] norm of q.
+    /// \[head_dim\] norm of q.
     QNorm,
-    /// [head_dim] norm of k.
+    /// \[head_dim\] norm of k.
     KNorm,
-    /// [index_dim] norm of index_q.
+    /// \[index_dim\] norm of index_q.
     IndexQNorm,
-    /// [index_dim] norm of index_k.
+    /// \[index_dim\] norm of index_k.
     IndexKNorm,
     /// [hidden, q_heads * head_dim] output projection.
     Output,
-    /// [hidden] norm before the MLP.
+    /// \[hidden\] norm before the MLP.
     PostNorm,
     /// [2 * dense_ffn, hidden] gate then up of a dense layer.
     GateUp,
@@ -46,7 +46,7 @@ pub enum LayerWeight {
     Down,
     /// [experts, hidden] router.
     Router,
-    /// [experts] score correction bias.
+    /// \[experts\] score correction bias.
     RouterBias,
     /// [experts, 2 * expert_ffn, hidden] gate then up of each expert.
     ExpertsGateUp,

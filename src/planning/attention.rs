@@ -74,13 +74,13 @@ pub struct LayerBuffers {
     pub kv_cache: BufferId,
     /// Index-key cache of a sparse layer.
     pub index_cache: Option<BufferId>,
-    /// [head_dim] norm of q.
+    /// \[head_dim\] norm of q.
     pub q_norm: BufferId,
-    /// [head_dim] norm of k.
+    /// \[head_dim\] norm of k.
     pub k_norm: BufferId,
-    /// [index_dim] norm of index_q, on a sparse layer.
+    /// \[index_dim\] norm of index_q, on a sparse layer.
     pub index_q_norm: Option<BufferId>,
-    /// [index_dim] norm of index_k, on a sparse layer.
+    /// \[index_dim\] norm of index_k, on a sparse layer.
     pub index_k_norm: Option<BufferId>,
 }
 

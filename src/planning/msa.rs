@@ -29,7 +29,7 @@ pub struct MsaPlan {
     pub table: BufferId,
     /// [sequences, vocab] the last rows of a prefill, sampled as logits.
     pub last_rows_out: BufferId,
-    /// [sequences] the last row of each sequence of a prefill.
+    /// \[sequences\] the last row of each sequence of a prefill.
     pub last_row: BufferId,
     /// Rows of `table`, and channels of the output sampled as logits.
     pub vocab: u32,

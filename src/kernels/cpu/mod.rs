@@ -4,7 +4,7 @@
 //! what its argument struct declares, and trusts no table: an index out of range is skipped, never followed. The bits of a
 //! result depend on that row's data alone: not on the batch, the padding, the chunking, the shard or the CPU.
 //!
-//! [`view`] and [`simd`] hold the `unsafe`; start with [`score`] or [`attend`].
+//! [`view`] and [`simd`] hold the `unsafe`; start with `score.rs` or `attend.rs`.
 
 mod attend;
 mod cell;

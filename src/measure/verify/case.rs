@@ -70,7 +70,7 @@ pub struct Case {
     pub index_cache: Vec<u8>,
     /// Blocks of the index cache.
     pub index_blocks: u32,
-    /// [sequences] KV lengths.
+    /// \[sequences\] KV lengths.
     pub seq_lens: Vec<i32>,
     /// [sequences, table_width] of the index cache.
     pub block_table: Vec<i32>,
