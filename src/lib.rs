@@ -3,7 +3,7 @@
 //! Every persistent buffer is planned from limits and a model's shape before the first step ([`arena`]), a decode step is
 //! described as data ([`chain`]), recorded once per padded batch size ([`capture`]) on any [`hal::Device`], and replayed
 //! with one launch a step ([`runtime`]). The checker ([`invariant`]) proves that every address a graph holds is the buffer
-//! it was recorded against.
+//! it was recorded against; [`dump`] shows a graph by buffer names.
 //!
 //! Start with `examples/embed.rs`; `ARCHITECTURE.md` tells the life of a step.
 
@@ -16,6 +16,7 @@ pub mod chain;
 pub mod cli;
 pub mod config;
 pub mod dtype;
+pub mod dump;
 pub mod engine;
 pub mod error;
 pub mod gates;

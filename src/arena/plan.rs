@@ -38,7 +38,7 @@ pub enum Purpose {
 }
 
 /// A buffer as a chain asks for it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BufferSpec {
     /// Unique name, dotted: `layer3.kv_cache`.
     pub name: String,
@@ -64,7 +64,7 @@ impl BufferSpec {
 }
 
 /// A buffer with its place.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlannedBuffer {
     /// What was asked for.
     #[serde(flatten)]

@@ -6,6 +6,7 @@
 mod bench;
 mod demo;
 mod devices;
+mod dump;
 mod kernels;
 mod ladder;
 mod make_model;
@@ -60,6 +61,8 @@ enum Job {
     Verify(verify::VerifyArgs),
     /// Compare a checkpoint with the logits, tokens and blocks recorded of it
     VerifyModel(verify_model::VerifyModelArgs),
+    /// Show a captured graph by buffer names and offsets
+    Dump(dump::DumpArgs),
     /// Write a random checkpoint
     MakeModel(make_model::MakeModelArgs),
 }
@@ -201,6 +204,7 @@ pub fn main() -> ExitCode {
         Job::Kernels(args) => done(kernels::run(&args)),
         Job::Verify(args) => verify::run(&args),
         Job::VerifyModel(args) => verify_model::run(&args),
+        Job::Dump(args) => done(dump::run(&args)),
         Job::MakeModel(args) => done(make_model::run(&args)),
     };
     match outcome {

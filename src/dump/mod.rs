@@ -1,0 +1,174 @@
+//! Dumps: a captured graph in names and offsets, the same for every device and run.
+//!
+//! [`Dump::of`] reads every node back from the device's graph and turns each pointer into buffer + offset through the arena's
+//! ledger. A dump holds no address, time or path, so that two can be compared and one can be kept (`graphs/`). Writers: a line
+//! a node ([`Dump::text`]), JSON ([`Dump::json`], `docs/dump-schema.md`), DOT ([`Dump::dot`]).
+
+mod dot;
+mod text;
+
+use serde::Serialize;
+
+use crate::arena::{ArenaPlan, PlannedBuffer};
+use crate::capture::CapturedGraph;
+use crate::chain::GraphKey;
+use crate::error::{Error, Result};
+use crate::hal::{DevicePtr, LaunchShape, Node, NodeId};
+use crate::kernels::{Access, FieldKind, Ptr};
+
+/// Version of the JSON schema; it changes when a key does.
+pub const SCHEMA: u32 = 1;
+
+/// A captured graph.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Dump {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The chain it was recorded from.
+    pub chain: String,
+    /// Every host value that shaped it.
+    pub key: GraphKey,
+    /// Rows it pads to.
+    pub rows: u32,
+    /// The buffers its nodes touch, in the order of the plan.
+    pub buffers: Vec<DumpBuffer>,
+    /// Its nodes, in recording order.
+    pub nodes: Vec<DumpNode>,
+    /// Node numbers (before, after).
+    pub edges: Vec<(u32, u32)>,
+}
+
+/// A buffer of the plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DumpBuffer {
+    /// Its number in the plan: what [`DumpValue::Pointer`] names.
+    pub id: u32,
+    /// Name, type, shape, place and reason.
+    #[serde(flatten)]
+    pub planned: PlannedBuffer,
+}
+
+/// A kernel node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DumpNode {
+    /// The chain's name for it.
+    pub label: String,
+    /// The layer it belongs to.
+    pub layer: Option<u32>,
+    /// Its kernel.
+    pub kernel: String,
+    /// Grid, workgroup and LDS.
+    #[serde(flatten)]
+    pub shape: LaunchShape,
+    /// Its arguments, in the order of the struct.
+    pub args: Vec<DumpArg>,
+}
+
+/// A field of a node's argument struct.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DumpArg {
+    /// The field.
+    pub name: &'static str,
+    /// What it holds.
+    #[serde(flatten)]
+    pub value: DumpValue,
+}
+
+/// What a field holds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum DumpValue {
+    /// A pointer into a buffer.
+    Pointer {
+        /// The buffer's name.
+        buffer: String,
+        /// Byte offset in it.
+        offset: u64,
+        /// Bytes the kernel declares behind it.
+        extent: u64,
+        /// What the kernel does there.
+        access: Access,
+    },
+    /// A pointer that is not used.
+    Null {
+        /// Always null.
+        buffer: (),
+    },
+    /// A number.
+    Scalar {
+        /// As text, in full precision.
+        value: String,
+    },
+}
+
+impl Dump {
+    /// Reads a graph back from its device.
+    ///
+    /// Errors: a node that is no declared kernel, or a pointer into no buffer (ADDR-1): such a graph is not dumped but audited.
+    pub fn of(graph: &CapturedGraph) -> Result<Dump> {
+        let recorded = graph.graph();
+        let mut nodes = Vec::new();
+        let mut touched = vec![false; graph.arena().plan().buffers.len()];
+        for at in 0..recorded.node_count()? as u32 {
+            let label = graph.chain().ops.get(at as usize);
+            match recorded.node(NodeId(at))? {
+                Node::Kernel(node) => {
+                    let op = label.ok_or_else(|| undeclared(at, &node.symbol))?;
+                    let kernel = graph.modules().kernel(node.function).ok_or_else(|| undeclared(at, &node.symbol))?;
+                    let args = kernel.args.fields.iter().map(|field| {
+                        let value = match field.kind {
+                            FieldKind::Pointer { access, .. } => {
+                                let (pointer, extent) = (field.pointer(&node.args), field.extent_bytes(&node.args));
+                                pointer_value(graph, pointer, extent, access, &mut touched).ok_or_else(|| {
+                                    Error::invariant("ADDR-1", format!("{}.{}: points into no buffer", op.label, field.name))
+                                        .help("capture again; the audit of the graph says more")
+                                })?
+                            }
+                            FieldKind::Scalar(_) => {
+                                DumpValue::Scalar { value: field.scalar_text(&node.args).unwrap_or_default() }
+                            }
+                        };
+                        Ok(DumpArg { name: field.name, value })
+                    });
+                    nodes.push(DumpNode {
+                        label: op.label.to_string(),
+                        layer: op.layer,
+                        kernel: kernel.symbol.to_string(),
+                        shape: node.shape,
+                        args: args.collect::<Result<_>>()?,
+                    });
+                }
+                other => return Err(undeclared(at, &format!("{other:?}"))),
+            }
+        }
+        let edges = recorded.edges()?.into_iter().map(|(before, after)| (before.0, after.0)).collect();
+        let buffers = buffers(graph.arena().plan(), &touched);
+        let (chain, key) = (graph.chain().name.to_string(), *graph.key());
+        Ok(Dump { schema: SCHEMA, chain, key, rows: key.rows(), buffers, nodes, edges })
+    }
+
+    /// JSON, indented.
+    pub fn json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("invariant: a dump has string keys")
+    }
+}
+
+fn undeclared(at: u32, what: &str) -> Error {
+    Error::invariant("CAP-2", format!("node {at} is {what}, which is no op of the chain"))
+        .help("dump graphs of straight chains of declared kernels")
+}
+
+fn pointer_value(graph: &CapturedGraph, pointer: Ptr, extent: u64, access: Access, touched: &mut [bool]) -> Option<DumpValue> {
+    if pointer == Ptr::NULL {
+        return (extent == 0).then_some(DumpValue::Null { buffer: () });
+    }
+    let (id, offset) = graph.arena().ledger().resolve(DevicePtr(pointer.0), extent)?;
+    touched[id.0 as usize] = true;
+    let buffer = graph.arena().plan().buffer(id).spec.name.to_string();
+    Some(DumpValue::Pointer { buffer, offset, extent, access })
+}
+
+fn buffers(plan: &ArenaPlan, touched: &[bool]) -> Vec<DumpBuffer> {
+    let used = plan.buffers.iter().enumerate().filter(|&(id, _)| touched[id]);
+    used.map(|(id, planned)| DumpBuffer { id: id as u32, planned: planned.clone() }).collect()
+}
