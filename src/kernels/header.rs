@@ -33,7 +33,8 @@ fn write_struct(text: &mut String, layout: &ArgsLayout) {
     let name = layout.name;
     let _ = writeln!(text, "struct {name} {{");
     for field in layout.fields {
-        let doc = field.doc.trim();
+        // Rustdoc needs shapes escaped, C does not.
+        let doc = field.doc.trim().replace("\\[", "[").replace("\\]", "]");
         if !doc.is_empty() {
             let _ = writeln!(text, "    // {doc}");
         }
