@@ -1,12 +1,13 @@
 //! Kernels: source, symbol, argument struct and CPU op of each, tied together by a [`KernelSpec`].
 //!
 //! [`args`] defines how an argument struct names its fields, so that the checker and the dump can tell every pointer and
-//! scalar of every node. [`step`], [`msa`], [`m3`], [`probe`] hold the argument structs; the CPU ops live in [`cpu`], the device source in
+//! scalar of every node. [`step`], [`msa`], [`exchange`], [`m3`], [`probe`] hold the argument structs; the CPU ops live in [`cpu`], the device source in
 //! `/kernels`, and [`registry`] ties them together. A user's kernel is a [`KernelSpec`] like any other.
 
 pub mod args;
 pub mod build;
 pub mod cpu;
+pub mod exchange;
 pub mod header;
 pub mod m3;
 pub mod msa;

@@ -42,10 +42,12 @@ pub enum StepError {
     TooManyRows = 2,
     /// A block id or table index is out of range: row, index, value.
     BlockRange = 3,
-    /// A peer's candidates did not come: peer, row, generation.
+    /// A peer's candidates did not come: peer in the low half and head in the high half of a word, row, generation.
     PeerTimeout = 4,
     /// Peers disagree about what they run: peer, ours, theirs.
     PeerMismatch = 5,
+    /// The group was ended by a rank: that rank, row, head.
+    PeerEnded = 6,
 }
 
 /// Head of a metadata slot, 64 bytes. Then [`SequenceRecord`] x sequence capacity, `i32` tokens x row capacity (rounded up to

@@ -9,6 +9,7 @@
 mod attend;
 mod cell;
 mod dots;
+pub mod exchange;
 pub mod fp8;
 mod linear;
 mod moe;
@@ -57,6 +58,7 @@ ops! {
     score_decode_m3: score, crate::kernels::msa::ScoreDecodeArgs;
     score_prefill: score, crate::kernels::msa::ScorePrefillArgs;
     topk_emit: topk, crate::kernels::msa::TopkEmitArgs;
+    topk_exchange: exchange, crate::kernels::exchange::TopkExchangeArgs;
     attend_sparse: attend, crate::kernels::msa::AttendSparseArgs;
     attend_dense: attend, crate::kernels::msa::AttendDenseArgs;
     rms_norm: norm, crate::kernels::m3::RmsNormArgs;

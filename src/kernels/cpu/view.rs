@@ -33,7 +33,7 @@ macro_rules! elements {
         }
     )*};
 }
-elements!(f32 => F32, bf16 => Bf16, F8E4M3 => F8E4M3, i32 => I32, u32 => U32, u8 => U8);
+elements!(f32 => F32, bf16 => Bf16, F8E4M3 => F8E4M3, i32 => I32, u32 => U32, u64 => U64, u8 => U8);
 
 /// An argument struct whose pointers may be followed.
 pub struct Bound<'a, A> {
@@ -157,7 +157,46 @@ impl<T: Element> ViewMut<'_, T> {
     }
 }
 
+impl ViewMut<'_, u64> {
+    /// Loads one element with acquire order; others may store it.
+    pub fn load_acquire(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Acquire)
+    }
+
+    /// Stores one element with release order; others may load it.
+    pub fn store_release(&self, index: usize, value: u64) {
+        self.word(index).store(value, Ordering::Release);
+    }
+
+    /// Stores one element if it is 0; true if it was.
+    pub fn claim(&self, index: usize, value: u64) -> bool {
+        self.word(index).compare_exchange(0, value, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        check(index, 1, self.len);
+        // SAFETY: inside the extent; aligned (asserted in `atomic`).
+        unsafe { atomic(self.at.add(index).cast()) }
+    }
+}
+
 impl ViewMut<'_, u8> {
+    /// The `u64` at a byte offset, with acquire order.
+    pub fn load_acquire(&self, offset: usize) -> u64 {
+        check(offset, 8, self.len);
+        // SAFETY: inside the extent; aligned (asserted in `atomic`).
+        unsafe { atomic(self.at.add(offset)) }.load(Ordering::Acquire)
+    }
+
+    /// Stores the `u64` at a byte offset if its low half is 0; true if it was.
+    pub fn claim(&mut self, offset: usize, value: u64) -> bool {
+        check(offset, 8, self.len);
+        // SAFETY: inside the extent; aligned (asserted in `atomic`).
+        let word = unsafe { atomic(self.at.add(offset)) };
+        let taken = word.load(Ordering::Acquire);
+        taken as u32 == 0 && word.compare_exchange(taken, value, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
     /// Stores a `u64` at a byte offset with release order: who sees it sees everything this op wrote before.
     pub fn store_release(&mut self, offset: usize, value: u64) {
         check(offset, 8, self.len);

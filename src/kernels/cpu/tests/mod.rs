@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "calls the ops, as a device does")]
 
 mod attend;
+mod exchange;
 mod m3;
 mod norm_rope;
 mod sample;
