@@ -4,6 +4,7 @@
 //! bits depend on its query, its pages in their order and its length. What lies past the length is never used: a NaN there
 //! cannot reach a result, even as a factor of zero. Page ids outside the cache are skipped.
 
+use super::attend_f32;
 use super::cell::{Cell, with_cell};
 use super::simd::{LaneOp, Lanes, dispatch, prefetch};
 use super::view::{Bound, View};
@@ -11,9 +12,9 @@ use crate::hal::Workgroup;
 use crate::kernels::msa::{AttendDenseArgs, AttendSparseArgs, PAGE_TOKENS};
 
 /// Tokens of a page.
-const PAGE: usize = PAGE_TOKENS as usize;
+pub(super) const PAGE: usize = PAGE_TOKENS as usize;
 /// Query heads that share one pass over the pages.
-const GROUP: usize = 16;
+pub(super) const GROUP: usize = 16;
 
 /// `attend_sparse`.
 pub fn attend_sparse(args: &Bound<'_, AttendSparseArgs>, workgroup: &mut Workgroup<'_>) {
@@ -172,11 +173,22 @@ impl<T: Cell, F: Fn(usize) -> Option<(usize, usize)>, const D: usize> LaneOp for
             let tokens = (len - page * PAGE).min(PAGE);
             // A page lies anywhere in memory: no hardware looks ahead to the next one.
             let (next_k, next_v) = if page + 1 < pages { cache(page + 1) } else { None }.unwrap_or_default();
+            if let (Some(k), Some(v)) = (T::as_f32(from_k), T::as_f32(from_v)) {
+                let [next_k, next_v] = [next_k, next_v].map(|next| T::as_f32(next).unwrap_or_default());
+                let mut scores = attend_f32::scores::<L, D>(&query, heads, k, next_k);
+                let fade = state.weigh::<L>(&mut scores, heads, tokens);
+                attend_f32::accumulate::<L, D>(&mut state.sums, &fade, &scores, heads, tokens, v, next_v);
+                continue;
+            }
             widen_k::<L, T, D>(from_k, next_k, head_dim, &mut k);
             widen_v::<L, T, D>(from_v, next_v, head_dim, &mut v);
             let mut scores = scores::<L, D>(&query, heads, &k);
-            scores.iter_mut().for_each(|row| row[tokens..].fill(f32::NEG_INFINITY));
-            state.page::<L>(&mut scores, heads, tokens, &v);
+            let fade = state.weigh::<L>(&mut scores, heads, tokens);
+            for h in (0..heads).step_by(2) {
+                for d in (0..D / 8).step_by(4) {
+                    state.accumulate::<L>(h, d, &fade, &scores, tokens, &v);
+                }
+            }
         }
         for (h, out) in self.out.chunks_mut(head_dim).enumerate() {
             // No page was found: zeros, as for length 0.
@@ -186,21 +198,11 @@ impl<T: Cell, F: Fn(usize) -> Option<(usize, usize)>, const D: usize> LaneOp for
     }
 }
 
-/// [head_dim / x, 16, x] to [16, D]; the last channels stay zero. Asks for `next` first.
+/// BF16 or E4M3FN \[head_dim / x, 16, x\] to [16, D]; the last channels stay zero. Asks for `next` first.
 #[inline(always)]
 fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], next: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
     ask_for(next);
     let hidden = T::nan_hidden::<L>(from);
-    if size_of::<T>() == 4 {
-        // x = 4: half a vector, so only moves.
-        let (fours, _) = bytemuck::cast_slice::<T, f32>(from).as_chunks::<4>();
-        for (d, plane) in fours.as_chunks::<PAGE>().0.iter().enumerate() {
-            for (to, values) in to.iter_mut().zip(plane) {
-                to.as_chunks_mut::<4>().0[d] = *values;
-            }
-        }
-        return;
-    }
     let eights = 2 / size_of::<T>(); // of one token in a row: 1 for bf16, 2 for fp8
     for (i, values) in from[..head_dim * PAGE].as_chunks::<8>().0.iter().enumerate() {
         let (d, t) = (i / (PAGE * eights) * eights + i % eights, i / eights % PAGE);
@@ -208,33 +210,11 @@ fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], next: &[T], head_dim: 
     }
 }
 
-/// [16 / x, head_dim, x] to [16, D]; the last channels stay zero. Asks for `next` first.
+/// BF16 or E4M3FN \[16 / x, head_dim, x\] to [16, D]; the last channels stay zero. Asks for `next` first.
 #[inline(always)]
 fn widen_v<L: Lanes, T: Cell, const D: usize>(from: &[T], next: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
     ask_for(next);
     let hidden = T::nan_hidden::<L>(from);
-    if size_of::<T>() == 4 {
-        // x = 4: two planes side by side are eight tokens.
-        let (fours, _) = bytemuck::cast_slice::<T, f32>(from).as_chunks::<4>();
-        for half in 0..PAGE / 8 {
-            let (low, high) = fours[2 * half * head_dim..][..2 * head_dim].split_at(head_dim);
-            let pairs = low.chunks(8).zip(high.chunks(8));
-            for (d, (low, high)) in pairs.enumerate() {
-                let mut rows = [L::splat(0.0); 8];
-                for (row, (low, high)) in rows.iter_mut().zip(low.iter().zip(high)) {
-                    let mut eight = [0.0; 8];
-                    eight[..4].copy_from_slice(low);
-                    eight[4..].copy_from_slice(high);
-                    *row = L::load(&eight);
-                }
-                L::transpose(&mut rows);
-                for (t, row) in rows.iter().enumerate() {
-                    row.store(&mut to[half * 8 + t].as_chunks_mut::<8>().0[d]);
-                }
-            }
-        }
-        return;
-    }
     let eights = 2 / size_of::<T>(); // of one channel in a row
     let (eight, _) = from.as_chunks::<8>();
     for half in 0..PAGE / 8 {
@@ -295,11 +275,13 @@ struct Softmax<const D: usize> {
 }
 
 impl<const D: usize> Softmax<D> {
-    /// Adds the first `tokens` tokens of a page; scores past them are minus infinity.
+    /// Turns scores into weights e^(score - most), zero past the first `tokens` tokens; gives what older sums must be
+    /// multiplied by.
     #[inline(always)]
-    fn page<L: Lanes>(&mut self, scores: &mut [[f32; PAGE]; GROUP], heads: usize, tokens: usize, v: &[[f32; D]; PAGE]) {
+    fn weigh<L: Lanes>(&mut self, scores: &mut [[f32; PAGE]; GROUP], heads: usize, tokens: usize) -> [f32; GROUP] {
         let mut fade = [0.0; GROUP];
         for h in 0..heads {
+            scores[h][tokens..].fill(f32::NEG_INFINITY);
             let (eight, _) = scores[h].as_chunks_mut::<8>();
             let (low, high) = (L::load(&eight[0]), L::load(&eight[1]));
             let most = low.max(L::splat(self.most[h])).max_lane().max(high.max_lane()).max(self.most[h]);
@@ -314,11 +296,7 @@ impl<const D: usize> Softmax<D> {
             self.total[h] = self.total[h].mul_add(fade[h], L::load(&eight[0]).add(L::load(&eight[1])).sum());
             self.most[h] = most;
         }
-        for h in (0..heads).step_by(2) {
-            for d in (0..D / 8).step_by(4) {
-                self.accumulate::<L>(h, d, &fade, scores, tokens, v);
-            }
-        }
+        fade
     }
 
     /// Two heads, four lanes' worth of channels.

@@ -24,6 +24,11 @@ pub trait Cell: Element {
     /// Adds 32 values to a collection of codes.
     fn codes<L: Lanes>(seen: L::Codes, from: &[Self; 32]) -> L::Codes;
 
+    /// The values themselves, if they are f32.
+    fn as_f32(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
     /// Eight values as lanes, NaN included.
     #[inline(always)]
     fn load_exact<L: Lanes>(from: &[Self; 8]) -> L {
@@ -66,6 +71,10 @@ impl Cell for f32 {
     #[inline(always)]
     fn decode(self) -> f32 {
         self
+    }
+    #[inline(always)]
+    fn as_f32(values: &[f32]) -> Option<&[f32]> {
+        Some(values)
     }
     #[inline(always)]
     fn load<L: Lanes>(from: &[f32; 8]) -> L {

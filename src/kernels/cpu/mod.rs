@@ -7,6 +7,7 @@
 //! [`view`] and [`simd`] hold the `unsafe`; start with `score.rs` or `attend.rs`.
 
 mod attend;
+mod attend_f32;
 mod cell;
 mod dots;
 pub mod exchange;

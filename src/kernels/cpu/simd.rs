@@ -99,6 +99,14 @@ pub trait Lanes: Copy {
     fn sum4(all: [Self; 4]) -> [f32; 4];
     /// Swaps rows and columns.
     fn transpose(rows: &mut [Self; 8]);
+    /// Loads four lanes twice.
+    fn load_twice(from: &[f32; 4]) -> Self;
+    /// Loads the lower and the upper four lanes.
+    fn load_halves(low: &[f32; 4], high: &[f32; 4]) -> Self;
+    /// The lower halves of both side by side, and the upper halves.
+    fn halves(self, b: Self) -> [Self; 2];
+    /// Swaps rows and columns in the lower and in the upper four lanes.
+    fn transpose_halves(rows: &mut [Self; 4]);
 
     /// One sum, by the tree of [`Lanes::sum4`].
     #[inline(always)]
@@ -217,6 +225,23 @@ impl Lanes for Portable {
     fn transpose(rows: &mut [Portable; 8]) {
         let old = *rows;
         *rows = std::array::from_fn(|i| Portable(std::array::from_fn(|j| old[j].0[i])));
+    }
+    #[inline(always)]
+    fn load_twice(from: &[f32; 4]) -> Portable {
+        Self::load_halves(from, from)
+    }
+    #[inline(always)]
+    fn load_halves(low: &[f32; 4], high: &[f32; 4]) -> Portable {
+        Portable(std::array::from_fn(|i| if i < 4 { low[i] } else { high[i - 4] }))
+    }
+    #[inline(always)]
+    fn halves(self, b: Portable) -> [Portable; 2] {
+        [0, 4].map(|from| Portable(std::array::from_fn(|i| if i < 4 { self.0[from + i] } else { b.0[from + i - 4] })))
+    }
+    #[inline(always)]
+    fn transpose_halves(rows: &mut [Portable; 4]) {
+        let old = *rows;
+        *rows = std::array::from_fn(|i| Portable(std::array::from_fn(|j| old[j % 4].0[j / 4 * 4 + i])));
     }
 }
 
@@ -381,6 +406,29 @@ mod x86 {
                 }
             }
         }
+        #[inline(always)]
+        fn load_twice(from: &[f32; 4]) -> Avx2 {
+            // SAFETY: AVX is there; the array has the 16 bytes.
+            Avx2(unsafe {
+                let four = _mm_loadu_ps(from.as_ptr());
+                _mm256_set_m128(four, four)
+            })
+        }
+        #[inline(always)]
+        fn load_halves(low: &[f32; 4], high: &[f32; 4]) -> Avx2 {
+            // SAFETY: AVX is there; each array has the 16 bytes.
+            Avx2(unsafe { _mm256_loadu2_m128(high.as_ptr(), low.as_ptr()) })
+        }
+        #[inline(always)]
+        fn halves(self, b: Avx2) -> [Avx2; 2] {
+            // SAFETY: AVX is there.
+            unsafe { [Avx2(_mm256_permute2f128_ps::<0x20>(self.0, b.0)), Avx2(_mm256_permute2f128_ps::<0x31>(self.0, b.0))] }
+        }
+        #[inline(always)]
+        fn transpose_halves(rows: &mut [Avx2; 4]) {
+            let [a, b, c, d] = *rows;
+            *rows = quarter(a.0, b.0, c.0, d.0).map(Avx2);
+        }
     }
 }
 
@@ -404,6 +452,12 @@ mod tests {
             let mut all = vec![a.mul_add(b, c), a.add(b), a.sub(b), a.mul(b), a.max(b), a.round(), L::from_bf16(halves)];
             all.extend([a.exp(), b.exp(), L::splat(-100.0).exp(), L::splat(f32::NAN).max(a)]);
             all.extend(codes.as_chunks::<8>().0.iter().map(L::from_f8));
+            let (fours, _) = values.as_chunks::<4>();
+            all.extend([L::load_twice(&fours[1]), L::load_halves(&fours[5], &fours[2])]);
+            all.extend(a.halves(b));
+            let mut four = [a, b, c, rows[3]];
+            L::transpose_halves(&mut four);
+            all.extend(four);
             L::transpose(&mut rows);
             all.extend(rows);
             let mut out = Vec::new();
