@@ -84,18 +84,22 @@ pub(super) fn accumulate<L: Lanes, const D: usize>(
                 let at = four * head_dim;
                 if h == 0 {
                     for line in (d..head_dim.min(d + 16)).step_by(4) {
-                        next.get(at + line..).map_or((), prefetch);
+                        if let Some(next) = next.get(at + line..) {
+                            prefetch(next);
+                        }
                     }
                 }
                 let part = &v[at + d..at + head_dim];
-                let values = [channels::<L>(part), channels::<L>(part.get(8..).unwrap_or(&[]))];
+                let (low, high) = (channels::<L>(part), channels::<L>(part.get(8..).unwrap_or(&[])));
+                let values = low.into_iter().zip(high).enumerate();
+                // Two loops, so that the usual one has a constant count.
                 if tokens >= 4 * four + 4 {
-                    for t in 0..4 {
-                        add_token(&mut held, [values[0][t], values[1][t]], &weights[h..], 4 * four + t);
+                    for (t, values) in values {
+                        add_token(&mut held, values, &weights[h..], 4 * four + t);
                     }
                 } else {
-                    for t in 0..tokens % 4 {
-                        add_token(&mut held, [values[0][t], values[1][t]], &weights[h..], 4 * four + t);
+                    for (t, values) in values.take(tokens % 4) {
+                        add_token(&mut held, values, &weights[h..], 4 * four + t);
                     }
                 }
             }
@@ -109,10 +113,10 @@ pub(super) fn accumulate<L: Lanes, const D: usize>(
 }
 
 #[inline(always)]
-fn add_token<L: Lanes>(held: &mut [[L; 2]; 4], values: [L; 2], weights: &[[f32; PAGE]], token: usize) {
+fn add_token<L: Lanes>(held: &mut [[L; 2]; 4], (low, high): (L, L), weights: &[[f32; PAGE]], token: usize) {
     for p in 0..4 {
         let weight = L::splat(weights[p][token]);
-        held[p] = [weight.mul_add(values[0], held[p][0]), weight.mul_add(values[1], held[p][1])];
+        held[p] = [weight.mul_add(low, held[p][0]), weight.mul_add(high, held[p][1])];
     }
 }
 
