@@ -84,6 +84,12 @@ impl Error {
         self
     }
 
+    /// Puts what the error is about before its message: a file, a request.
+    pub fn within(mut self, what: &str) -> Error {
+        self.0.message = format!("{what}: {}", self.0.message);
+        self
+    }
+
     /// Names what was being done when a device call failed, if a call is recorded and its site is still empty.
     pub fn at(mut self, site: impl FnOnce() -> String) -> Error {
         if let Some(call) = &mut self.0.call

@@ -7,11 +7,13 @@ mod bench;
 mod demo;
 mod devices;
 mod dump;
+mod generate;
 mod kernels;
 mod ladder;
 mod make_model;
 mod plan;
 mod progress;
+mod prompts;
 mod report;
 mod run;
 mod table;
@@ -49,6 +51,8 @@ enum Job {
     Plan(plan::PlanArgs),
     /// Make a small model, capture, serve a burst of requests and check every token: the main job
     Demo(demo::DemoArgs),
+    /// Generate tokens from prompts
+    Generate(generate::GenerateArgs),
     /// Serve a workload on the sparse-attention chain alone, each step checked
     Run(run::RunArgs),
     /// Show the devices that are there, and why others are not
@@ -198,6 +202,7 @@ pub fn main() -> ExitCode {
     let outcome = match command.subcommand {
         Job::Plan(args) => done(plan::run(&args)),
         Job::Demo(args) => done(demo::run(&args)),
+        Job::Generate(args) => generate::run(&args),
         Job::Run(args) => done(run::run(&args)),
         Job::Devices(args) => devices::run(&args),
         Job::Bench(args) => done(bench::run(&args)),
@@ -221,12 +226,18 @@ fn done(outcome: Result<()>) -> Result<ExitCode> {
     outcome.map(|()| ExitCode::SUCCESS)
 }
 
-/// Writes a result to stdout. A reader that has gone away (`| head`) ends the program quietly, as it would any other.
+/// Writes a result and a line break to stdout. A reader that has gone away (`| head`) ends the program quietly, as it would any other.
 fn print(text: &str) -> Result<()> {
+    write(&format!("{text}\n")).map(drop)
+}
+
+/// Writes a part of a result to stdout at once; false if the reader has gone away.
+fn write(text: &str) -> Result<bool> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(|error| Error::input(format!("stdout: {error}"))),
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Error::input(format!("stdout: {error}"))),
     }
 }
 

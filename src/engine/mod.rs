@@ -116,6 +116,7 @@ impl<S: Steps> Engine<S> {
             return Err(Error::batch(format!("prompt token {token} is not in the vocabulary of {}", limits.vocab))
                 .help("tokenize with this model's tokenizer"));
         }
+        request.sampling.validate()?;
         let longest = (request.prompt.len() as u64 + u64::from(request.max_new)).min(u64::from(limits.max_model_len)) - 1;
         let needed = longest.div_ceil(u64::from(limits.block_size));
         if needed > self.pool.total() as u64 {

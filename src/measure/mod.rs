@@ -1,5 +1,6 @@
 //! Workloads and checks that measure an executor.
 
+mod client;
 mod memory;
 mod replay;
 pub mod serve;
@@ -9,6 +10,7 @@ pub mod verify;
 pub mod verify_model;
 pub mod workload;
 
+pub use client::{Client, Outcome};
 pub use memory::resident_bytes;
 pub use replay::{Probe, ReplayLatency, replay_latency};
 pub use serve::{Check, ServeReport, serve};

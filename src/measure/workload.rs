@@ -1,12 +1,12 @@
 //! A serving-like workload: seeded arrivals of requests of mixed lengths, run through an engine.
 
 use std::collections::HashMap;
-use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::engine::{Engine, Event, Finish, Request, RequestId, Steps};
+use super::client::{Client, Outcome};
+use crate::engine::{Engine, Request, RequestId, Steps};
 use crate::error::Result;
 use crate::random::Random;
 use crate::runtime::Sampling;
@@ -26,23 +26,6 @@ pub struct Workload {
     pub max_new: (u32, u32),
     /// Share of requests that sample with a temperature instead of greedily.
     pub sampled: f64,
-}
-
-/// One request's outcome.
-#[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
-    /// Order of arrival.
-    pub index: u32,
-    /// Prompt tokens.
-    pub prompt_len: u32,
-    /// Generated tokens.
-    pub tokens: Vec<i32>,
-    /// Why it ended.
-    pub finish: Finish,
-    /// From arrival to the first token, seconds.
-    pub first_token_seconds: f64,
-    /// Between tokens, seconds each.
-    pub inter_token_seconds: Vec<f64>,
 }
 
 /// A finished run.
@@ -67,17 +50,6 @@ impl Served {
     pub fn tokens(&self) -> u64 {
         self.outcomes.iter().map(|outcome| outcome.tokens.len() as u64).sum()
     }
-}
-
-struct Open {
-    index: u32,
-    prompt_len: u32,
-    arrived: Instant,
-    last: Instant,
-    events: Receiver<Event>,
-    tokens: Vec<i32>,
-    first: Option<Duration>,
-    gaps: Vec<f64>,
 }
 
 impl Workload {
@@ -111,7 +83,7 @@ impl Workload {
         let mut served = Served::default();
         let (all, started) = (requests.len() as u32, Instant::now());
         let mut requests = requests.into_iter().enumerate();
-        let mut open: HashMap<RequestId, Open> = HashMap::new();
+        let mut open: HashMap<RequestId, Client> = HashMap::new();
         let mut due = 0.0;
         while served.outcomes.len() < all as usize {
             due += self.arrivals_a_step * 2.0 * arrivals.unit();
@@ -120,20 +92,7 @@ impl Workload {
                 let Some((index, request)) = requests.next() else { break };
                 let prompt_len = request.prompt.len() as u32;
                 let (id, events) = engine.submit(request)?;
-                let now = Instant::now();
-                open.insert(
-                    id,
-                    Open {
-                        index: index as u32,
-                        prompt_len,
-                        arrived: now,
-                        last: now,
-                        events,
-                        tokens: Vec::new(),
-                        first: None,
-                        gaps: Vec::new(),
-                    },
-                );
+                open.insert(id, Client::new(index as u32, prompt_len, events));
             }
             let summary = engine.step()?;
             served.steps += 1;
@@ -154,35 +113,6 @@ impl Workload {
         served.outcomes.sort_by_key(|outcome| outcome.index);
         served.seconds = started.elapsed().as_secs_f64();
         Ok(served)
-    }
-}
-
-impl Open {
-    fn receive(&mut self) -> Option<Outcome> {
-        while let Ok(event) = self.events.try_recv() {
-            match event {
-                Event::Token(token) => {
-                    let now = Instant::now();
-                    match self.first {
-                        None => self.first = Some(now - self.arrived),
-                        Some(_) => self.gaps.push((now - self.last).as_secs_f64()),
-                    }
-                    self.last = now;
-                    self.tokens.push(token);
-                }
-                Event::Finished(finish) => {
-                    return Some(Outcome {
-                        index: self.index,
-                        prompt_len: self.prompt_len,
-                        tokens: std::mem::take(&mut self.tokens),
-                        finish,
-                        first_token_seconds: self.first.unwrap_or_default().as_secs_f64(),
-                        inter_token_seconds: std::mem::take(&mut self.gaps),
-                    });
-                }
-            }
-        }
-        None
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a caller asks for: rows of decode and prefill, and how to sample.
 
 use super::SequenceId;
+use crate::error::{Error, Result};
 use crate::kernels::step::SequenceRecord;
 
 /// How the next token of a sequence is chosen.
@@ -21,6 +22,14 @@ pub struct Sampling {
 impl Sampling {
     /// Always the largest logit.
     pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
+
+    /// Errors: values no distribution comes from.
+    pub fn validate(&self) -> Result<()> {
+        if self.temperature >= 0.0 && self.temperature.is_finite() && self.top_p > 0.0 && self.min_p >= 0.0 {
+            return Ok(());
+        }
+        Err(Error::batch(format!("{self:?} is no way to sample")).help("temperature >= 0 and finite, top_p > 0, min_p >= 0"))
+    }
 
     pub(super) fn record(&self, slot: u32, kv_len: u32, query_len: u32) -> SequenceRecord {
         SequenceRecord {

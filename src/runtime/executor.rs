@@ -453,12 +453,7 @@ impl Executor {
                 return Err(Error::batch(format!("sequence {at}: token {token} is not in the vocabulary of {vocab}"))
                     .help("pass token ids of this model, or TOKEN_FROM_DEVICE"));
             }
-            let sampling = &step.sampling;
-            if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite() && sampling.top_p > 0.0 && sampling.min_p >= 0.0)
-            {
-                return Err(Error::batch(format!("sequence {at}: {sampling:?} is no way to sample"))
-                    .help("temperature >= 0 and finite, top_p > 0, min_p >= 0"));
-            }
+            step.sampling.validate().map_err(|error| error.within(&format!("sequence {at}")))?;
             kv_len_max = kv_len_max.max(step.kv_len);
         }
         Ok(kv_len_max)
