@@ -253,6 +253,54 @@ fn random_checkpoints_open_and_repeat() {
     assert_eq!(make::named_shape("huge").unwrap_err().kind(), ErrorKind::Config);
 }
 
+#[test]
+fn shards_hold_the_same_tensors() {
+    let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let shape = ModelShape::nano();
+    let bytes = make::make_model(&shape, 5, one.path(), |_| ()).unwrap();
+    let limit = 20_000;
+    assert_eq!(make::make_model_in_shards(&shape, 5, many.path(), limit, |_| ()).unwrap(), bytes);
+    assert_eq!(make::model_bytes(&shape), bytes);
+    let [a, b] = [&one, &many].map(|dir| Checkpoint::open(dir.path()).unwrap());
+    assert_eq!(packed(&a), packed(&b));
+    let index = std::fs::read_to_string(many.path().join("model.safetensors.index.json")).unwrap();
+    let index: serde_json::Value = serde_json::from_str(&index).unwrap();
+    assert_eq!(index["metadata"]["total_size"], bytes);
+    let mut files: Vec<&str> = index["weight_map"].as_object().unwrap().values().map(|file| file.as_str().unwrap()).collect();
+    files.sort();
+    files.dedup();
+    assert!(files.len() > 3 && files[0] == format!("model-00001-of-{:05}.safetensors", files.len()), "{files:?}");
+    for file in files {
+        let bytes = std::fs::read(many.path().join(file)).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let held: usize = tensors.iter().map(|(_, view)| view.data().len()).sum();
+        assert!(held <= limit as usize || tensors.len() == 1, "{file}: {held}");
+    }
+    assert!(make::make_model_in_shards(&shape, 5, many.path(), limit, |_| ()).is_err(), "a model is never overwritten");
+}
+
+#[test]
+fn a_disk_without_the_room_is_found_out_first() {
+    // 70 TB.
+    let layers = vec![true; 600];
+    let shape = ModelShape { sparse_attention: layers.clone(), moe: layers, experts: 1024, ..ModelShape::minimax_m3() };
+    let dir = tempfile::tempdir().unwrap();
+    let error = make::make_model(&shape, 5, dir.path(), |_| panic!("nothing is written")).unwrap_err();
+    assert!(error.kind() == ErrorKind::Input && error.message().contains("the disk has"), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_slice_is_of_the_full_width() {
+    let (slice, full) = (make::named_shape("m3-slice").unwrap(), ModelShape::minimax_m3());
+    assert_eq!(
+        (slice.layers(), &slice.sparse_attention, &slice.moe),
+        (4, &vec![false, false, true, true], &slice.sparse_attention)
+    );
+    assert_eq!(ModelShape { sparse_attention: full.sparse_attention.clone(), moe: full.moe.clone(), ..slice.clone() }, full);
+    assert_eq!(make::model_bytes(&slice) >> 30, 33);
+}
+
 /// Elements that are stored in four bytes.
 fn router_biases(shape: &ModelShape) -> u64 {
     shape.moe.iter().filter(|&&moe| moe).count() as u64 * u64::from(shape.experts)

@@ -9,14 +9,14 @@ use super::progress::Bar;
 use super::{Shared, print};
 use crate::config::ByteCount;
 use crate::error::Result;
-use crate::model::{Naming, make, weights};
+use crate::model::make;
 
 /// Flags of `capstan make-model`.
 #[derive(Debug, Args)]
 pub(super) struct MakeModelArgs {
     #[command(flatten)]
     shared: Shared,
-    /// Shape: nano, tiny or m3-slice
+    /// Shape: nano, tiny or m3-slice (full width, 4 layers, 33 GiB)
     #[arg(long, value_name = "SHAPE")]
     shape: String,
     /// Directory to write
@@ -26,8 +26,7 @@ pub(super) struct MakeModelArgs {
 
 pub(super) fn run(args: &MakeModelArgs) -> Result<()> {
     let shape = make::named_shape(&args.shape)?;
-    // Two bytes an element, but for a few small tensors.
-    let all: u64 = weights(&shape, Naming::Resaved).iter().map(|spec| spec.elements() * 2).sum();
+    let all = make::model_bytes(&shape);
     let mut bar = Bar::new();
     let bytes = make::make_model(&shape, args.shared.seed, &args.out, |done| {
         bar.show("writing", done >> 20, all >> 20, format!("MiB, {} left", ByteCount(all.saturating_sub(done))));
