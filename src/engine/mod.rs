@@ -102,7 +102,8 @@ impl<S: Steps> Engine<S> {
     pub fn submit(&mut self, request: Request) -> Result<(RequestId, mpsc::Receiver<Event>)> {
         let limits = &self.limits;
         if request.prompt.is_empty() || request.max_new == 0 {
-            return Err(Error::batch("a request needs a prompt and at least one token to generate"));
+            return Err(Error::batch("a request needs a prompt and at least one token to generate")
+                .help("pass at least one prompt token, and max_new of at least 1"));
         }
         if request.prompt.len() >= limits.max_model_len as usize {
             return Err(Error::batch(format!(
