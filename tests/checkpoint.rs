@@ -99,7 +99,7 @@ fn open_changed(change: impl FnOnce(&mut BTreeMap<String, Tensor>)) -> capstan::
 fn wrong_tensors_are_named() {
     const Q: &str = "model.layers.1.self_attn.q_proj.weight";
     type Change = fn(&mut BTreeMap<String, Tensor>);
-    let cases: [(&str, Change, &str); 6] = [
+    let cases: [(&str, Change, &str); 10] = [
         ("missing", |t| drop(t.remove(Q)), "is missing"),
         (
             "extra",
@@ -109,6 +109,26 @@ fn wrong_tensors_are_named() {
         ("a layer too many", |t| drop(t.insert(Q.replace(".1.", ".7."), t[Q].clone())), "unknown tensor model.layers.7"),
         ("transposed", |t| t.get_mut(Q).unwrap().shape.reverse(), "has shape [64, 128], expected [128, 64]"),
         ("half precision", |t| t.get_mut(Q).unwrap().dtype = Dtype::F16, "has type F16"),
+        ("no final norm", |t| drop(t.remove("model.norm.weight")), "tensor model.norm.weight is missing"),
+        (
+            "no correction bias",
+            |t| drop(t.remove("model.layers.1.mlp.gate.e_score_correction_bias")),
+            "e_score_correction_bias is missing",
+        ),
+        (
+            "another type of index key",
+            |t| t.get_mut("model.layers.1.self_attn.indexer.k_proj.weight").unwrap().dtype = Dtype::I16,
+            "I16",
+        ),
+        (
+            "an expert less",
+            |t| {
+                let experts = t.get_mut("model.layers.2.mlp.experts.down_proj").unwrap();
+                experts.shape[0] -= 1;
+                experts.data.truncate(experts.data.len() / 4 * 3);
+            },
+            "tensor model.layers.2.mlp.experts.down_proj has shape [3, 64, 32], expected [4, 64, 32]",
+        ),
         (
             "a column less",
             |t| {
@@ -123,6 +143,8 @@ fn wrong_tensors_are_named() {
         let error = open_changed(change).expect_err(what);
         assert_eq!(error.kind(), ErrorKind::Input, "{what}");
         assert!(error.message().contains(expected) && error.help_line().is_some(), "{what}: {error}");
+        // A missing tensor could have been in any file.
+        assert!(expected.ends_with("is missing") || error.message().contains("/model.safetensors: "), "{what}: {error}");
     }
     open_changed(|_| ()).unwrap();
 }
@@ -177,10 +199,19 @@ fn wrong_files_are_named() {
     const SECOND: &str = "model-00002-of-00002.safetensors";
     const INDEX: &str = "model.safetensors.index.json";
     type Spoil = fn(&Path);
-    let cases: [(&str, &str, Spoil, &str); 9] = [
+    let cases: [(&str, &str, Spoil, &str); 13] = [
         ("m3-nano-published", "missing shard", |dir| std::fs::remove_file(dir.join(SECOND)).unwrap(), SECOND),
         ("m3-nano-published", "truncated shard", |dir| truncate(&dir.join(SECOND), 100_000), SECOND),
         ("m3-nano-published", "empty shard", |dir| truncate(&dir.join(SECOND), 0), SECOND),
+        (
+            "m3-nano-published",
+            "index names a shard that is not there",
+            |dir| edit(&dir.join(INDEX), SECOND, "model-00003-of-00003.safetensors"),
+            "model-00003-of-00003.safetensors",
+        ),
+        ("m3-nano-published", "empty index", |dir| std::fs::write(dir.join(INDEX), "{\"weight_map\": {}}").unwrap(), INDEX),
+        ("m3-nano-published", "no index", |dir| std::fs::remove_file(dir.join(INDEX)).unwrap(), "model.safetensors"),
+        ("m3-nano", "truncated data", |dir| truncate(&dir.join("model.safetensors"), 350_000), "model.safetensors"),
         ("m3-nano-published", "no JSON", |dir| std::fs::write(dir.join(INDEX), "{").unwrap(), INDEX),
         ("m3-nano-published", "shard elsewhere", |dir| edit(&dir.join(INDEX), SECOND, "../x.safetensors"), "../x.safetensors"),
         (
@@ -215,9 +246,10 @@ fn wrong_files_are_named() {
         spoil(dir.path());
         let error = Checkpoint::open(dir.path()).expect_err(what);
         assert_eq!(error.kind(), ErrorKind::Input, "{what}");
-        assert!(error.to_string().contains(expected), "{what}: {error}");
+        assert!(error.message().contains(expected) && error.help_line().is_some(), "{what}: {error}");
     }
-    assert!(Checkpoint::open(Path::new("/nonexistent/model")).is_err());
+    let error = Checkpoint::open(Path::new("/nonexistent/model")).unwrap_err();
+    assert!(error.message().contains("/nonexistent/model: ") && error.help_line().is_some(), "{error}");
 }
 
 fn truncate(file: &Path, bytes: u64) {

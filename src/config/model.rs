@@ -286,10 +286,6 @@ impl Reader {
         self.find(paths).and_then(Value::as_f64).ok_or_else(|| self.wrong(paths, "a number"))
     }
 
-    fn f64_or(&self, paths: &[&str], default: f64) -> Result<f64> {
-        if self.find(paths).is_none() { Ok(default) } else { self.f64(paths) }
-    }
-
     /// Per-layer flags: numbers (0 or not) or names compared with `set`.
     fn flags(&self, paths: &[&str], set: &str, unset: &str, layers: usize) -> Result<Vec<bool>> {
         let list =
@@ -325,38 +321,44 @@ impl Reader {
         )?;
         let moe = self.flags(&["moe_layer_freq", "mlp_layer_types"], "sparse", "dense", layers)?;
         let sparse = |inner: &str, flat: &str| self.u32(&[flat, &format!("sparse_attention_config.{inner}")]);
-        let sparse_or =
-            |inner: &str, flat: &str, default| self.u32_or(&[flat, &format!("sparse_attention_config.{inner}")], default);
-        let partial = self.f64_or(&["rope_parameters.partial_rotary_factor", "partial_rotary_factor"], 1.0)?;
         Ok(ModelShape {
             hidden: self.u32(&["hidden_size"])?,
             vocab: self.u32(&["vocab_size"])?,
             q_heads: self.u32(&["num_attention_heads"])?,
             kv_heads: self.u32(&["num_key_value_heads"])?,
             head_dim,
-            rotary_dim: self.u32_or(&["rotary_dim"], (f64::from(head_dim) * partial) as u32)?,
+            rotary_dim: self.rotary_dim(head_dim)?,
             rope_theta: self.f64(&["rope_theta", "rope_parameters.rope_theta"])?,
-            eps: self.f64_or(&["rms_norm_eps"], 1e-6)? as f32,
+            eps: self.f64(&["rms_norm_eps"])? as f32,
             max_position_embeddings: self.u32(&["max_position_embeddings"])?,
             index_heads: sparse("sparse_num_index_heads", "index_n_heads")?,
             index_dim: sparse("sparse_index_dim", "index_head_dim")?,
             block_size: sparse("sparse_block_size", "index_block_size")?,
             topk_blocks: sparse("sparse_topk_blocks", "index_topk_blocks")?,
-            init_blocks: sparse_or("sparse_init_block", "index_init_blocks", 0)?,
-            local_blocks: sparse_or("sparse_local_block", "index_local_blocks", 1)?,
+            init_blocks: self.u32_or(&["index_init_blocks", "sparse_attention_config.sparse_init_block"], 0)?,
+            local_blocks: sparse("sparse_local_block", "index_local_blocks")?,
             sparse_attention,
             moe,
             dense_ffn: self.u32(&["dense_intermediate_size"])?,
             expert_ffn: self.u32(&["intermediate_size"])?,
-            shared_ffn: self.u32_or(&["shared_intermediate_size"], 0)?,
+            shared_ffn: self.u32(&["shared_intermediate_size"])?,
             experts: self.u32(&["num_local_experts"])?,
             experts_per_token: self.u32(&["num_experts_per_tok"])?,
-            routed_scaling_factor: self.f64_or(&["routed_scaling_factor"], 1.0)? as f32,
-            swiglu_alpha: self.f64_or(&["swiglu_alpha"], 1.702)? as f32,
-            swiglu_limit: self.f64_or(&["swiglu_limit"], 7.0)? as f32,
+            routed_scaling_factor: self.f64(&["routed_scaling_factor"])? as f32,
+            swiglu_alpha: self.f64(&["swiglu_alpha"])? as f32,
+            swiglu_limit: self.f64(&["swiglu_limit"])? as f32,
             eos_tokens: self.eos_tokens()?,
             tie_word_embeddings: self.find(&["tie_word_embeddings"]).and_then(Value::as_bool).unwrap_or(false),
         })
+    }
+
+    /// Either key says it; a config with neither would rotate another number of channels than the model was trained with.
+    fn rotary_dim(&self, head_dim: u32) -> Result<u32> {
+        const PARTIAL: [&str; 2] = ["rope_parameters.partial_rotary_factor", "partial_rotary_factor"];
+        if self.find(&["rotary_dim"]).is_none() && self.find(&PARTIAL).is_some() {
+            return Ok((f64::from(head_dim) * self.f64(&PARTIAL)?) as u32);
+        }
+        self.u32(&["rotary_dim"])
     }
 
     fn eos_tokens(&self) -> Result<Vec<u32>> {

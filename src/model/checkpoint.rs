@@ -243,14 +243,15 @@ impl Index {
         let text = match std::fs::read_to_string(&file) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Index::default()),
-            Err(error) => return Err(Error::input(format!("{}: {error}", file.display()))),
+            Err(error) => return Err(Error::input(format!("{}: {error}", file.display())).help("make the index readable")),
         };
         let index: Index = serde_json::from_str(&text).map_err(|error| {
             Error::input(format!("{}: {error}", file.display())).help("expected {\"weight_map\": {tensor: file}}")
         })?;
         let outside = |name: &&String| Path::new(name).components().count() != 1 || name.contains("..");
         if let Some(name) = index.weight_map.values().find(outside) {
-            return Err(Error::input(format!("{}: shard {name} is not a file of this directory", file.display())));
+            return Err(Error::input(format!("{}: shard {name} is not a file of this directory", file.display()))
+                .help("shards lie beside their index: name them without a folder"));
         }
         if index.weight_map.is_empty() {
             return Err(Error::input(format!("{}: weight_map is empty", file.display())).help("expected one entry a tensor"));
