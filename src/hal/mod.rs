@@ -11,9 +11,12 @@
 
 pub mod checked;
 pub mod cpu;
+pub mod cuda;
 pub mod fault;
+mod loader;
 pub mod null;
 mod record;
+mod topology;
 
 use std::any::Any;
 use std::fmt;
@@ -32,10 +35,8 @@ pub fn open(name: &str) -> Result<Arc<dyn Device>> {
         "cpu" => Ok(cpu::CpuDevice::new(0)?),
         "null" => Ok(null::NullDevice::new()),
         "auto" => ["hip", "cuda"].into_iter().find_map(|name| open(name).ok()).map_or_else(|| open("cpu"), Ok),
-        "hip" | "cuda" => {
-            Err(Error::unavailable(format!("device {name} is not built into this version"))
-                .help("use --device cpu or --device null"))
-        }
+        "cuda" => Ok(cuda::CudaDevice::open()?),
+        "hip" => Err(Error::unavailable("device hip is not built into this version").help("use --device cpu or --device null")),
         _ => Err(Error::config(format!("unknown device {name:?}")).help("use one of auto, cpu, null, hip, cuda")),
     }
 }
