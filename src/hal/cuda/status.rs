@@ -60,7 +60,7 @@ impl Status {
             700 | 702 | 714..=719 => {
                 "a kernel failed and the context is lost: run under compute-sanitizer, then start the process again"
             }
-            802 | 803 | 804 => "install a driver that fits the CUDA libraries, or end the CUDA compatibility package's use",
+            802..=804 => "install a driver that fits the CUDA libraries, or end the CUDA compatibility package's use",
             900..=908 => "make the call before the capture begins or after it ends",
             _ => "look the code up in the CUDA driver API's CUresult; `dmesg` may say more",
         }
