@@ -113,7 +113,7 @@ pub enum Indexer {
 /// Chooses the score kernel (msa-spec section 1, unsharded gate).
 pub fn indexer(dims: &AttentionDims, limits: &Limits, query_len: u32) -> Indexer {
     let blocks = limits.max_model_len.div_ceil(dims.block_size);
-    let pairs = dims.index_heads * query_len;
+    let pairs = dims.scored_heads * query_len;
     let checks = [
         (limits.index_dtype != DType::F8E4M3, Refusal::IndexCacheType { dtype: limits.index_dtype }),
         (dims.topk != 16, Refusal::Topk { topk: dims.topk }),
@@ -126,8 +126,18 @@ pub fn indexer(dims: &AttentionDims, limits: &Limits, query_len: u32) -> Indexer
     if refusals.is_empty() { Indexer::Contract } else { Indexer::General(refusals) }
 }
 
+/// What the ranks of a context-parallel group hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharing {
+    /// Each its share of the heads, as tensor parallelism has it.
+    Heads,
+    /// All of the model.
+    Replicated,
+}
+
 /// Every reason against context-parallel scoring (msa-spec section 1, extra gate); empty if it can run.
-pub fn context_parallel(shape: &ModelShape, limits: &Limits) -> Vec<Refusal> {
+pub fn context_parallel(shape: &ModelShape, limits: &Limits, sharing: Sharing) -> Vec<Refusal> {
     let Limits { world, num_speculative_tokens, .. } = *limits;
     if world == 1 {
         return vec![Refusal::OneRank];
@@ -136,11 +146,14 @@ pub fn context_parallel(shape: &ModelShape, limits: &Limits) -> Vec<Refusal> {
     let (owned, kv_heads) = ((heads / world).max(1), (shape.kv_heads / world).max(1));
     let pairs = heads * (1 + num_speculative_tokens);
     let candidates = world * shape.topk_blocks;
+    let blocks = limits.max_model_len.div_ceil(shape.block_size);
+    let split = sharing == Sharing::Heads;
     let checks = [
-        (!heads.is_multiple_of(world) || world > heads, Refusal::HeadsOverRanks { heads, world }),
+        (split && (!heads.is_multiple_of(world) || world > heads), Refusal::HeadsOverRanks { heads, world }),
         (pairs > SCORE_PAIRS_MAX, Refusal::ScorePairs { pairs }),
         (candidates > CANDIDATES_MAX, Refusal::Candidates { candidates }),
-        (owned != kv_heads, Refusal::HeadsNotPaired { owned, kv_heads }),
+        (split && owned != kv_heads, Refusal::HeadsNotPaired { owned, kv_heads }),
+        (blocks > CONTRACT_BLOCKS_MAX, Refusal::Context { blocks }),
     ];
     checks.into_iter().filter(|(refused, _)| *refused).map(|(_, refusal)| refusal).collect()
 }
@@ -165,11 +178,15 @@ mod tests {
     fn context_parallel_runs_on_two_and_four_ranks() {
         let shape = ModelShape::minimax_m3();
         let with = |world, speculative| {
-            context_parallel(&shape, &Limits { world, num_speculative_tokens: speculative, ..Limits::default() })
+            let limits = Limits { world, num_speculative_tokens: speculative, ..Limits::default() };
+            context_parallel(&shape, &limits, Sharing::Heads)
         };
         assert_eq!(with(1, 0), [Refusal::OneRank]);
         assert!(with(2, 0).is_empty() && with(4, 3).is_empty());
         assert_eq!(with(4, 4), [Refusal::ScorePairs { pairs: 20 }]);
         assert_eq!(with(8, 0), [Refusal::HeadsOverRanks { heads: 4, world: 8 }, Refusal::Candidates { candidates: 128 }]);
+        let few = ModelShape { topk_blocks: 8, ..shape.clone() };
+        let limits = Limits { world: 8, ..Limits::default() };
+        assert!(context_parallel(&few, &limits, Sharing::Replicated).is_empty(), "whole models need no heads to share");
     }
 }

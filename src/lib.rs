@@ -25,6 +25,7 @@ pub mod invariant;
 pub mod kernels;
 pub mod measure;
 pub mod model;
+pub mod peers;
 pub mod planning;
 pub mod random;
 pub mod runtime;

@@ -65,6 +65,15 @@ impl Ledger {
         *self.fingerprint.get_mut() = hash;
     }
 
+    /// Gives a buffer its range, before anything was captured.
+    pub(super) fn place(&mut self, buffer: BufferId, ptr: DevicePtr, bytes: u64) {
+        let key = self.by_buffer[buffer.0 as usize];
+        self.entries[key] = LedgerEntry { buffer, ptr, bytes };
+        self.by_address.retain(|(_, other)| *other != key);
+        self.by_address.push((ptr, key));
+        self.settle();
+    }
+
     /// A number that changes when any buffer moves, is resized or replaced (ADDR-2). Costs a load.
     #[inline]
     pub fn fingerprint(&self) -> u64 {

@@ -91,6 +91,9 @@ pub struct ArenaPlan {
     pub buffers: Vec<PlannedBuffer>,
     /// At most one a memory kind.
     pub slabs: Vec<SlabPlan>,
+    /// Buffers of other ranks' peer slabs, and whose: opened after the seal, not allocated here.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub imports: BTreeMap<BufferId, u32>,
 }
 
 /// Alignment of every buffer and size of the guard band before the first, between any two and after the last.
@@ -111,10 +114,16 @@ impl ArenaPlan {
         self.buffers.iter().position(|buffer| buffer.spec.name == name).map(|at| BufferId(at as u32))
     }
 
-    /// Bytes of the buffers of each purpose, largest first; guard bands are in no purpose.
+    /// The buffers of this arena's own slabs.
+    pub fn own(&self) -> impl Iterator<Item = &PlannedBuffer> {
+        let own = |(at, buffer)| (!self.imports.contains_key(&BufferId(at as u32))).then_some(buffer);
+        self.buffers.iter().enumerate().filter_map(own)
+    }
+
+    /// Bytes of the own buffers of each purpose, largest first; guard bands are in no purpose.
     pub fn by_purpose(&self) -> Vec<(Purpose, u64)> {
         let mut sums = BTreeMap::new();
-        for buffer in &self.buffers {
+        for buffer in self.own() {
             *sums.entry(buffer.spec.purpose).or_default() += buffer.bytes;
         }
         let mut sums: Vec<(Purpose, u64)> = sums.into_iter().collect();
@@ -133,6 +142,8 @@ impl ArenaPlan {
 pub struct PlanBuilder {
     specs: Vec<BufferSpec>,
     names: HashSet<String>,
+    // (buffer, rank, the own buffer it lies like)
+    imports: Vec<(BufferId, u32, BufferId)>,
 }
 
 impl PlanBuilder {
@@ -143,12 +154,29 @@ impl PlanBuilder {
         BufferId(self.specs.len() as u32 - 1)
     }
 
+    /// Adds the counterpart of `own`, a buffer in peer memory, in the arena of another rank. Every rank plans the same peer slab, so
+    /// it lies there at the same offset; its name is `peer1/NAME`.
+    pub fn import(&mut self, rank: u32, own: BufferId) -> BufferId {
+        let spec = &self.specs[own.0 as usize];
+        assert_eq!(spec.memory, MemoryKind::Peer, "buffer {} is not visible to peers", spec.name);
+        let name = format!("peer{rank}/{}", spec.name);
+        let id = self.add(BufferSpec { name, ..spec.clone() });
+        self.imports.push((id, rank, own));
+        id
+    }
+
     /// Lays the buffers out: one slab a memory kind, a guard band before the first buffer, between any two and after the last.
     ///
     /// Errors: a size that overflows 64 bits, named.
     pub fn finish(self) -> Result<ArenaPlan> {
-        let mut plan = ArenaPlan::default();
-        for spec in self.specs {
+        let imports = self.imports.iter().map(|&(id, rank, _)| (id, rank)).collect();
+        let mut plan = ArenaPlan { imports, ..ArenaPlan::default() };
+        for (at, spec) in self.specs.into_iter().enumerate() {
+            if let Some((.., own)) = self.imports.iter().find(|(id, ..)| id.0 as usize == at) {
+                let PlannedBuffer { offset, bytes, .. } = plan.buffers[own.0 as usize];
+                plan.buffers.push(PlannedBuffer { spec, offset, bytes });
+                continue;
+            }
             let overflow = || {
                 Error::config(format!("buffer {} {} does not fit 64 bits", spec.name, spec.formula))
                     .help("lower the limits its shape is made of")

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::plan::GUARD_BYTES;
 use super::{ArenaPlan, BufferId, Ledger, LedgerEntry, PinnedView};
 use crate::error::{Error, Result};
-use crate::hal::{Allocation, Device, DevicePtr, MemoryKind, Stream};
+use crate::hal::{Allocation, Device, DevicePtr, IpcHandle, MemoryKind, Stream};
 
 /// Byte of every guard band.
 const GUARD_PATTERN: u8 = 0xc5;
@@ -37,6 +37,8 @@ pub struct Arena<State> {
 struct Slabs {
     device: Arc<dyn Device>,
     allocations: Vec<Allocation>,
+    // Peer slabs of other ranks.
+    opened: Vec<Allocation>,
 }
 
 impl Slabs {
@@ -52,7 +54,7 @@ impl Drop for Slabs {
         {
             tracing::error!(%error, "the device did not finish before its arena was freed");
         }
-        for allocation in self.allocations.drain(..) {
+        for allocation in self.opened.drain(..).chain(self.allocations.drain(..)) {
             // SAFETY: SEAL-1, these are this arena's own allocations; graphs that point into them hold the arena, and the
             // device was synchronised.
             if let Err(error) = unsafe { self.device.free(allocation) } {
@@ -68,13 +70,16 @@ impl Arena<Planning> {
     /// Errors: out of memory (names the slab and its largest buffers); whatever was allocated is freed.
     pub fn allocate(device: &Arc<dyn Device>, plan: ArenaPlan) -> Result<Arena<Planning>> {
         fits(&plan)?;
-        let mut slabs = Slabs { device: device.clone(), allocations: Vec::with_capacity(plan.slabs.len()) };
+        let mut slabs = Slabs { device: device.clone(), allocations: Vec::with_capacity(plan.slabs.len()), opened: Vec::new() };
         for slab in &plan.slabs {
             let allocation = device.allocate(slab.memory, slab.bytes).map_err(|error| describe(error, &plan, slab.memory))?;
             slabs.allocations.push(allocation);
         }
         let stream = device.create_stream()?;
         let ranges = plan.buffers.iter().enumerate().map(|(at, buffer)| {
+            if plan.imports.contains_key(&BufferId(at as u32)) {
+                return LedgerEntry { buffer: BufferId(at as u32), ptr: DevicePtr::NULL, bytes: 0 };
+            }
             let slab = slabs.of(buffer.spec.memory).expect("invariant: the plan has a slab for every buffer");
             LedgerEntry { buffer: BufferId(at as u32), ptr: slab.ptr.add(buffer.offset), bytes: buffer.bytes }
         });
@@ -85,10 +90,12 @@ impl Arena<Planning> {
                 unsafe { stream.fill(slab.ptr.add(band.from), GUARD_PATTERN, band.to - band.from) }?;
             }
         }
-        for (at, buffer) in plan.buffers.iter().enumerate().filter(|(_, buffer)| buffer.bytes > 0) {
-            let entry = ledger.entry(BufferId(at as u32));
-            // SAFETY: the plan places every buffer inside its slab.
-            unsafe { stream.fill(entry.ptr, 0, buffer.bytes) }?;
+        for at in 0..plan.buffers.len() as u32 {
+            let LedgerEntry { ptr, bytes, .. } = *ledger.entry(BufferId(at));
+            if bytes > 0 {
+                // SAFETY: the plan places every buffer inside its slab.
+                unsafe { stream.fill(ptr, 0, bytes) }?;
+            }
         }
         stream.synchronize()?;
         Ok(Arena { slabs, plan, ledger, stream, state: PhantomData })
@@ -118,6 +125,32 @@ impl Arena<Sealed> {
     /// Every range and its fingerprint.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
+    }
+
+    /// The handle of the slab that peers write; `None` if nothing of this arena is visible to them.
+    pub fn export(&self) -> Result<Option<IpcHandle>> {
+        self.slabs.of(MemoryKind::Peer).map(|slab| self.slabs.device.ipc_export(slab)).transpose()
+    }
+
+    /// Opens the peer slab of another rank and enters its buffers into the ledger. Once a rank, before anything is captured.
+    ///
+    /// Errors: the handle is of no living allocation, or of one that is smaller than this rank's own slab.
+    pub fn import(&mut self, rank: u32, handle: &IpcHandle) -> Result<()> {
+        let opened = self.slabs.device.ipc_open(handle)?;
+        self.slabs.opened.push(opened);
+        let least = self.slabs.of(MemoryKind::Peer).map_or(0, |slab| slab.bytes);
+        if opened.bytes < least {
+            let found = opened.bytes;
+            return Err(Error::peer(format!("rank {rank} shares {found} bytes, this rank {least}"))
+                .help("give every rank the same limits and the same model"));
+        }
+        let imports: Vec<BufferId> =
+            self.plan.imports.iter().filter(|(_, from)| **from == rank).map(|(&buffer, _)| buffer).collect();
+        for buffer in imports {
+            let planned = self.plan.buffer(buffer);
+            self.ledger.place(buffer, opened.ptr.add(planned.offset), planned.bytes);
+        }
+        Ok(())
     }
 
     /// A buffer's address.
@@ -203,7 +236,7 @@ struct Band<'a> {
 
 /// The guard bands of a slab, from its start to its end; the gaps that alignment leaves belong to them.
 fn bands<'a>(plan: &'a ArenaPlan, slab: &Allocation) -> Vec<Band<'a>> {
-    let mut buffers: Vec<_> = plan.buffers.iter().filter(|buffer| buffer.spec.memory == slab.kind).collect();
+    let mut buffers: Vec<_> = plan.own().filter(|buffer| buffer.spec.memory == slab.kind).collect();
     buffers.sort_by_key(|buffer| buffer.offset);
     let mut bands = Vec::with_capacity(buffers.len() + 1);
     let (mut from, mut before) = (0, "the start of the slab");

@@ -1,15 +1,17 @@
 //! The ops of one attention layer: norm, rotation and cache insert; then score, select and attend, or dense attention.
 
-use super::{Chain, StepBuffers, StepLayout, pointer};
+use super::{Chain, StepBuffers, StepLayout, exchange, pointer};
 use crate::arena::{Arena, Sealed};
 use crate::config::{Limits, ModelShape};
 use crate::error::Result;
 use crate::gates::{Indexer, indexer};
+use crate::hal::LaunchShape;
+use crate::kernels::exchange::{TAG_BITS, TopkExchangeArgs};
 use crate::kernels::msa::{
     AttendDenseArgs, AttendSparseArgs, NormRopeInsertArgs, ScoreDecodeArgs, ScorePrefillArgs, TopkEmitArgs,
 };
 use crate::kernels::{Ptr, registry};
-use crate::planning::{AttentionBuffers, AttentionDims, LayerBuffers};
+use crate::planning::{AttentionBuffers, AttentionDims, LayerBuffers, PeerBuffers};
 
 /// Workgroups a score launch aims at over all sequences: enough to fill a large device several times.
 const SCORE_WORKGROUPS: u32 = 1024;
@@ -62,6 +64,8 @@ pub struct AttentionChain<'a> {
     pub step: &'a StepBuffers,
     /// Attention's buffers.
     pub buffers: &'a AttentionBuffers,
+    /// What the ranks exchange, under context parallelism.
+    pub peers: Option<&'a PeerBuffers>,
 }
 
 impl AttentionChain<'_> {
@@ -70,7 +74,7 @@ impl AttentionChain<'_> {
         self.norm_rope_insert(chain, layer, &self.buffers.layers[layer as usize], metadata.rows());
         if self.buffers.layers[layer as usize].sparse {
             self.score(chain, layer, metadata);
-            self.topk_emit(chain, layer, metadata.rows());
+            self.select(chain, layer, metadata);
         }
         self.attend(chain, layer, metadata.rows());
     }
@@ -83,6 +87,14 @@ impl AttentionChain<'_> {
                 self.score_decode(chain, layer, buffers, sequences, query_len, kv_len_max)
             }
             Metadata::Prefill { rows } => self.score_prefill(chain, layer, buffers, rows),
+        }
+    }
+
+    /// Appends the selection of a sparse layer: decode rows under context parallelism exchange candidates.
+    pub fn select(&self, chain: &mut Chain, layer: u32, metadata: Metadata) {
+        match (self.peers, metadata) {
+            (Some(peers), Metadata::Decode { .. }) => self.topk_exchange(chain, layer, metadata.rows(), peers),
+            _ => self.topk_emit(chain, layer, metadata.rows()),
         }
     }
 
@@ -136,7 +148,7 @@ impl AttentionChain<'_> {
             q_heads: self.dims.q_heads,
             kv_heads: self.dims.kv_heads,
             head_dim: self.dims.head_dim,
-            index_heads: if buffers.sparse { self.dims.index_heads } else { 0 },
+            index_heads: if buffers.sparse { self.dims.scored_heads } else { 0 },
             index_dim: self.dims.index_dim,
             rotary_dim: self.dims.rotary_dim,
             positions: self.limits.max_model_len,
@@ -160,7 +172,7 @@ impl AttentionChain<'_> {
         query_len: u32,
         kv_len_max: u32,
     ) {
-        let blocks = kv_len_max.div_ceil(self.dims.block_size);
+        let blocks = kv_len_max.div_ceil(self.dims.block_size).div_ceil(self.dims.shards);
         let chunks = (SCORE_WORKGROUPS.div_ceil(sequences)).min(blocks.div_ceil(SCORE_BLOCKS)).max(1);
         let args = ScoreDecodeArgs {
             index_q: pointer(self.buffers.index_q),
@@ -171,18 +183,18 @@ impl AttentionChain<'_> {
             score: pointer(self.buffers.score),
             sequences,
             query_len,
-            heads: self.dims.index_heads,
+            heads: self.dims.scored_heads,
             dim: self.dims.index_dim,
             block_size: self.dims.block_size,
             init_blocks: self.shape.init_blocks,
             local_blocks: self.shape.local_blocks,
             score_rows: self.layout.row_capacity,
-            score_width: self.dims.score_width,
+            score_width: self.dims.shard_width(self.limits.max_model_len),
             slots: self.layout.slots,
             table_width: self.layout.table_width,
             cache_blocks: self.layout.cache_blocks,
-            rank: 0,
-            world: 1,
+            rank: if self.dims.is_parallel() { self.limits.rank } else { 0 },
+            world: self.dims.shards,
             index_dtype: self.limits.index_dtype.code(),
             reserved: 0,
         };
@@ -216,8 +228,8 @@ impl AttentionChain<'_> {
             slots: self.layout.slots,
             table_width: self.layout.table_width,
             cache_blocks: self.layout.cache_blocks,
-            first_head: 0,
-            q_heads_stride: self.dims.index_heads,
+            first_head: self.dims.first_head,
+            q_heads_stride: self.dims.scored_heads,
             index_dtype: self.limits.index_dtype.code(),
             reserved: 0,
         };
@@ -249,6 +261,49 @@ impl AttentionChain<'_> {
         };
         let grid = [rows, self.dims.index_heads, 1];
         chain.push(format!("layer{layer}.topk_emit"), Some(layer), &registry::TOPK_EMIT, grid, &args);
+    }
+
+    fn topk_exchange(&self, chain: &mut Chain, layer: u32, rows: u32, peers: &PeerBuffers) {
+        let [peer0, peer1, peer2, peer3, peer4, peer5, peer6, peer7] = exchange::pointers(peers);
+        let args = TopkExchangeArgs {
+            score: pointer(self.buffers.score),
+            row_slot: pointer(self.step.row_slot),
+            row_len: pointer(self.step.row_len),
+            block_table: pointer(self.step.block_table),
+            topk_idx: pointer(self.buffers.topk_idx),
+            page_table: pointer(self.buffers.page_table),
+            page_len: pointer(self.buffers.page_len),
+            generations: pointer(peers.generations),
+            state: pointer(self.step.state),
+            peer0,
+            peer1,
+            peer2,
+            peer3,
+            peer4,
+            peer5,
+            peer6,
+            peer7,
+            rows,
+            heads: self.dims.scored_heads,
+            owned: self.dims.index_heads,
+            kv_heads: self.dims.kv_heads,
+            topk: self.dims.topk,
+            block_size: self.dims.block_size,
+            score_rows: self.layout.row_capacity,
+            score_width: self.dims.shard_width(self.limits.max_model_len),
+            topk_rows: self.layout.row_capacity,
+            slots: self.layout.slots,
+            table_width: self.layout.table_width,
+            cache_blocks: self.layout.cache_blocks,
+            peer_rows: peers.rows,
+            rank: peers.rank,
+            world: peers.world,
+            tag_bits: TAG_BITS,
+            budget_us: exchange::budget_us(self.limits),
+            reserved: 0,
+        };
+        let shape = LaunchShape { grid: [rows, self.dims.scored_heads, 1], workgroup: [64, 1, 1], lds_bytes: 0 };
+        chain.push_shaped(format!("layer{layer}.topk_exchange"), Some(layer), &registry::TOPK_EXCHANGE, shape, &args);
     }
 
     fn attend_sparse(&self, chain: &mut Chain, layer: u32, buffers: &LayerBuffers, rows: u32) {

@@ -9,6 +9,7 @@ use crate::arena::{Arena, ArenaPlan, Sealed};
 use crate::config::Limits;
 use crate::error::Result;
 use crate::kernels::KernelSpec;
+use crate::planning::PeerBuffers;
 
 /// Every host value that shaped a decode chain and its capture (KEY-1). Two steps with equal keys may share a graph; nothing
 /// else may.
@@ -77,6 +78,11 @@ pub trait StepChains: Send + Sync + fmt::Debug {
     fn prefill(&self, sequences: u32, rows: u32) -> Chain;
     /// Writes weights and tables into a fresh arena.
     fn initialise(&self, arena: &Arena<Sealed>) -> Result<()>;
+
+    /// What the ranks of a context-parallel group exchange; `None`: one rank runs alone.
+    fn peers(&self) -> Option<&PeerBuffers> {
+        None
+    }
 
     /// A step without sequences that only applies block-table updates.
     fn flush(&self) -> Chain {

@@ -4,6 +4,7 @@
 //! recorded. What reads and writes what follows from the argument structs' layouts.
 
 pub mod attention;
+mod exchange;
 mod family;
 mod msa;
 mod step;

@@ -5,6 +5,8 @@
 //! were logits. So one token a row drives the whole chain, tokens can be fed back on the device, and a server's decode loop can
 //! be measured on the attention alone.
 
+use std::ops::Range;
+
 use super::attention::{AttentionChain, Metadata};
 use super::{Chain, GraphKey, StepBuffers, StepChains, StepLayout, pointer};
 use crate::arena::{Arena, ArenaPlan, Sealed};
@@ -14,7 +16,7 @@ use crate::error::Result;
 use crate::kernels::m3::SelectLastArgs;
 use crate::kernels::step::{EmbedArgs, SampleArgs};
 use crate::kernels::{KernelSpec, Ptr, registry};
-use crate::planning::MsaPlan;
+use crate::planning::{MsaPlan, PeerBuffers};
 use crate::random::Random;
 
 /// The chain family `msa`.
@@ -43,7 +45,26 @@ impl MsaChains {
             layout: &self.plan.layout,
             step: &self.plan.step,
             buffers: &self.plan.attention,
+            peers: self.plan.peers.as_ref(),
         }
+    }
+
+    /// This rank's parts of a packed row of one rank alone, and the channels of such a row.
+    fn parts(&self) -> (Vec<Range<usize>>, usize) {
+        let MsaPlan { dims, limits, shape, .. } = &self.plan;
+        let mut parts = Vec::with_capacity(5);
+        let mut start = 0;
+        let mut part = |heads: u32, own: u32, dim: u32| {
+            let first = if own == heads { 0 } else { limits.rank * heads / limits.world };
+            parts.push(start + (first * dim) as usize..start + ((first + own) * dim) as usize);
+            start += (heads * dim) as usize;
+        };
+        part(shape.q_heads, dims.q_heads, dims.head_dim);
+        part(shape.kv_heads, dims.kv_heads, dims.head_dim);
+        part(shape.kv_heads, dims.kv_heads, dims.head_dim);
+        part(shape.index_heads, dims.scored_heads, dims.index_dim);
+        part(1, 1, dims.index_dim);
+        (parts, start)
     }
 
     fn embed(&self, chain: &mut Chain, rows: u32) {
@@ -136,7 +157,12 @@ impl StepChains for MsaChains {
     }
 
     fn kernels(&self) -> Vec<&'static KernelSpec> {
-        registry::all().to_vec()
+        let peers = if self.plan.peers.is_some() { registry::peers() } else { &[] };
+        [registry::all(), peers].concat()
+    }
+
+    fn peers(&self) -> Option<&PeerBuffers> {
+        self.plan.peers.as_ref()
     }
 
     fn decode(&self, key: &GraphKey) -> Chain {
@@ -167,17 +193,22 @@ impl StepChains for MsaChains {
         }
         self.attention().write_cos_sin(arena)?;
         let mut random = Random::new(self.seed);
-        let width = self.plan.dims.packed_width(true) as usize;
-        let mut row = vec![half::bf16::ZERO; width];
-        for token in 0..self.plan.vocab {
-            row.fill_with(|| half::bf16::from_f64(random.normal()));
-            arena.write(self.plan.table, u64::from(token) * width as u64 * 2, bytemuck::cast_slice(&row))?;
-        }
         for layer in &self.plan.attention.layers {
             for (norm, dim) in layer.norms(&self.plan.dims) {
                 let weight: Vec<f32> = (0..dim).map(|_| (random.normal() * 0.1) as f32).collect();
                 arena.write(norm, 0, bytemuck::cast_slice(&weight))?;
             }
+        }
+        // Ranks draw the same whole rows and keep their own heads.
+        let (parts, whole) = self.parts();
+        let mut row = vec![half::bf16::ZERO; whole];
+        let mut own = Vec::new();
+        let width = self.plan.dims.packed_width(true) as usize;
+        for token in 0..self.plan.vocab {
+            row.fill_with(|| half::bf16::from_f64(random.normal()));
+            own.clear();
+            parts.iter().for_each(|part| own.extend_from_slice(&row[part.clone()]));
+            arena.write(self.plan.table, u64::from(token) * width as u64 * 2, bytemuck::cast_slice(&own))?;
         }
         Ok(())
     }

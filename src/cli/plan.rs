@@ -16,7 +16,7 @@ use crate::chain::{MsaChains, StepChains};
 use crate::config::{ByteCount, CacheBudget, Limits, ModelShape};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::gates::{self, Indexer, Refusal};
+use crate::gates::{self, Indexer, Refusal, Sharing};
 use crate::hal::{MemoryKind, Platform};
 use crate::model::{M3Chains, M3Plan};
 use crate::planning::{AttentionDims, MsaPlan, check_fit, device_bytes};
@@ -50,6 +50,7 @@ enum ChainChoice {
 
 /// What the command shows.
 struct Report {
+    chain: ChainChoice,
     shape: ModelShape,
     limits: Limits,
     dims: AttentionDims,
@@ -75,12 +76,15 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
         check_fit(&limits, shape.block_size, memory, with_blocks)?;
     }
     let ladder = Ladder::new(&limits)?;
-    let dims = AttentionDims::new(&shape, &limits);
+    let dims = match args.chain {
+        ChainChoice::Msa => AttentionDims::new(&shape, &limits),
+        ChainChoice::M3 => AttentionDims::replicated(&shape, &limits),
+    };
     let advice = match &args.batch_histogram {
         None => None,
         Some(file) => Some(Advice::new(file, &*chains(args.chain, &shape, &limits)?, platform, args.padding_worth)?),
     };
-    let report = Report { shape, limits, dims, arena, cache_blocks, ladder, memory, advice };
+    let report = Report { chain: args.chain, shape, limits, dims, arena, cache_blocks, ladder, memory, advice };
     let text = if args.shared.json { format!("{:#}", report.json()) } else { report.text(args.all) };
     print(&text)
 }
@@ -100,6 +104,13 @@ fn chains(chain: ChainChoice, shape: &ModelShape, limits: &Limits) -> Result<Arc
 }
 
 impl Report {
+    fn sharing(&self) -> Sharing {
+        match self.chain {
+            ChainChoice::Msa => Sharing::Heads,
+            ChainChoice::M3 => Sharing::Replicated,
+        }
+    }
+
     fn indexer(&self) -> (&'static str, Vec<Refusal>) {
         match gates::indexer(&self.dims, &self.limits, 1 + self.limits.num_speculative_tokens) {
             Indexer::Contract => ("contract", Vec::new()),
@@ -109,7 +120,7 @@ impl Report {
 
     fn json(&self) -> Value {
         let (indexer, indexer_refused) = self.indexer();
-        let cp_refused = gates::context_parallel(&self.shape, &self.limits);
+        let cp_refused = gates::context_parallel(&self.shape, &self.limits, self.sharing());
         let purposes: Vec<Value> =
             self.arena.by_purpose().iter().map(|(purpose, bytes)| json!({"purpose": purpose, "bytes": bytes})).collect();
         json!({
@@ -180,7 +191,7 @@ impl Report {
     fn summary(&self) -> String {
         let Limits { max_model_len, max_num_seqs, rank, world, kv_dtype, index_dtype, .. } = self.limits;
         let (indexer, indexer_refused) = self.indexer();
-        let cp_refused = gates::context_parallel(&self.shape, &self.limits);
+        let cp_refused = gates::context_parallel(&self.shape, &self.limits, self.sharing());
         let slabs: Vec<String> =
             self.arena.slabs.iter().map(|slab| format!("{} {}", ByteCount(slab.bytes), kind(slab.memory))).collect();
         let mut lines = vec![
@@ -324,7 +335,7 @@ mod tests {
         let shape = ModelShape::minimax_m3();
         let (arena, cache_blocks) = plan(ChainChoice::Msa, &shape, &limits).unwrap();
         let (ladder, dims) = (Ladder::new(&limits).unwrap(), AttentionDims::new(&shape, &limits));
-        Report { shape, limits, dims, arena, cache_blocks, ladder, memory: None, advice: None }
+        Report { chain: ChainChoice::Msa, shape, limits, dims, arena, cache_blocks, ladder, memory: None, advice: None }
     }
 
     #[test]

@@ -41,6 +41,9 @@ pub struct LimitsInput {
     /// This rank, from 0 [default: 0]
     #[cfg_attr(feature = "cli", arg(long, value_name = "N"))]
     pub rank: Option<u32>,
+    /// Longest wait for another rank, milliseconds [default: 900]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "MS"))]
+    pub peer_timeout_ms: Option<u32>,
     /// Cache blocks [default: one longest sequence and two blocks for each other]
     #[cfg_attr(feature = "cli", arg(long, value_name = "N"))]
     pub cache_blocks: Option<u32>,
@@ -62,7 +65,7 @@ pub struct LimitsInput {
 }
 
 /// Every key of a TOML file; each is a flag too, with dashes.
-pub const KEYS: [&str; 13] = [
+pub const KEYS: [&str; 14] = [
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -70,6 +73,7 @@ pub const KEYS: [&str; 13] = [
     "capture_sizes",
     "world",
     "rank",
+    "peer_timeout_ms",
     "cache_blocks",
     "memory",
     "graph_memory",
@@ -107,6 +111,7 @@ impl LimitsInput {
             capture_sizes: table.get("capture_sizes").map(capture_sizes).transpose()?,
             world: whole(&table, "world")?,
             rank: whole(&table, "rank")?,
+            peer_timeout_ms: whole(&table, "peer_timeout_ms")?,
             cache_blocks: whole(&table, "cache_blocks")?,
             memory: bytes(&table, "memory")?,
             graph_memory: bytes(&table, "graph_memory")?,
@@ -126,6 +131,7 @@ impl LimitsInput {
             capture_sizes: self.capture_sizes.or(other.capture_sizes),
             world: self.world.or(other.world),
             rank: self.rank.or(other.rank),
+            peer_timeout_ms: self.peer_timeout_ms.or(other.peer_timeout_ms),
             cache_blocks: self.cache_blocks.or(other.cache_blocks),
             memory: self.memory.or(other.memory),
             graph_memory: self.graph_memory.or(other.graph_memory),
@@ -152,6 +158,7 @@ impl LimitsInput {
             capture: self.capture_sizes.clone().unwrap_or(CaptureSizes::Default),
             world: self.world.unwrap_or(1),
             rank: self.rank.unwrap_or(0),
+            peer_timeout_ms: self.peer_timeout_ms.unwrap_or(default.peer_timeout_ms),
             cache: match (self.cache_blocks, self.memory) {
                 (Some(blocks), _) => CacheBudget::Blocks(blocks),
                 (None, Some(memory)) => CacheBudget::Bytes(memory.0),

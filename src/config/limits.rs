@@ -46,6 +46,8 @@ pub struct Limits {
     pub world: u32,
     /// This rank.
     pub rank: u32,
+    /// Longest wait of a device for another rank, milliseconds; then the step is an error on every rank.
+    pub peer_timeout_ms: u32,
     /// Cache blocks.
     pub cache: CacheBudget,
     /// Device memory that captured graphs will take, bytes: a budget in bytes leaves it alone. An estimate, from
@@ -69,6 +71,7 @@ impl Default for Limits {
             capture: CaptureSizes::Default,
             world: 1,
             rank: 0,
+            peer_timeout_ms: 900,
             cache: CacheBudget::Blocks(4096),
             graph_bytes: 0,
             kv_dtype: DType::Bf16,
@@ -92,6 +95,7 @@ impl Limits {
         in_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)?;
         in_range("num_speculative_tokens", self.num_speculative_tokens, 0, 15)?;
         in_range("world", self.world, 1, 8)?;
+        in_range("peer_timeout_ms", self.peer_timeout_ms, 1, 600_000)?;
         in_range("ring_slots", self.ring_slots, 1, 64)?;
         if self.rank >= self.world {
             return Err(
@@ -183,6 +187,7 @@ mod tests {
             ("num_speculative_tokens", Limits { num_speculative_tokens: 16, ..Limits::default() }),
             ("world", Limits { world: 9, ..Limits::default() }),
             ("rank", Limits { rank: 1, ..Limits::default() }),
+            ("peer_timeout_ms", Limits { peer_timeout_ms: 0, ..Limits::default() }),
             ("kv_dtype", Limits { kv_dtype: DType::I32, ..Limits::default() }),
             ("cache_blocks", Limits { cache: CacheBudget::Blocks(0), ..Limits::default() }),
             ("memory", Limits { cache: CacheBudget::Bytes(0), ..Limits::default() }),

@@ -40,11 +40,11 @@ pub const fn peer_words(world: u32, owned: u32, rows: u32, topk: u32) -> u64 {
 
 kernel_args! {
     /// `topk_exchange`, grid [rows, heads], workgroup \[64\]: `topk_emit` over the scores of all ranks' shards, for the heads
-    /// this rank owns: [rank * owned, (rank + 1) * owned), owned = heads / world.
+    /// this rank owns: [rank * owned, (rank + 1) * owned), or all heads where `owned` is `heads`.
     ///
     /// Workgroup (row, y) takes head (first owned + owned + y) mod heads, so that whatever waits is dispatched after all that
-    /// others wait for. It advances its own generation, stores its `topk` best local blocks into the owner's buffer, and ends
-    /// unless it is the owner's. The owner waits for every rank's words of this generation and merges them. Rows of length 0
+    /// others wait for; where every rank owns every head it is head y, on all ranks in one order. It advances its own generation, stores its `topk` best local blocks into the buffer of
+    /// each owner, and ends unless its rank is one. The owner waits for every rank's words of this generation and merges them. Rows of length 0
     /// take no part: nothing is stored, no generation advances. A wait longer than `budget_us` records who is missing in
     /// `state`, ends the group (the poison word of every rank) and emits an empty row; after an error in `state`, or in a
     /// group that ended, nothing is stored and nobody waits.
@@ -59,7 +59,7 @@ kernel_args! {
             /// [slots, table_width] attend group's block table.
             block_table: Read, I32, product([a.slots, a.table_width]);
             /// [owned, topk_rows, topk] selected block ids.
-            topk_idx: ReadWrite, I32, product([owned(&a), a.topk_rows, a.topk]);
+            topk_idx: ReadWrite, I32, product([a.owned, a.topk_rows, a.topk]);
             /// [rows * owned kv heads, topk * block_size / 16] page ids.
             page_table: Write, I32, product([a.rows, a.kv_heads, a.topk, a.block_size / PAGE_TOKENS]);
             /// [rows * owned kv heads] tokens the page table describes.
@@ -88,8 +88,10 @@ kernel_args! {
         scalars {
             /// Rows.
             rows: u32;
-            /// Index heads of the model, a multiple of `world`.
+            /// Index heads that are scored.
             heads: u32;
+            /// Heads this rank selects for: `heads / world`, or `heads`.
+            owned: u32;
             /// KV heads of this rank, a multiple of its index heads.
             kv_heads: u32;
             /// Blocks to select.
@@ -118,16 +120,13 @@ kernel_args! {
             tag_bits: u32;
             /// Longest wait for a peer, microseconds.
             budget_us: u32;
+            /// Zero.
+            reserved: u32;
         }
     }
 }
 
-/// Index heads a rank owns.
-fn owned(a: &TopkExchangeArgs) -> u32 {
-    a.heads.checked_div(a.world).unwrap_or(0)
-}
-
 /// Words of the peer buffer of `rank`.
 fn words(a: TopkExchangeArgs, rank: u32) -> u64 {
-    if rank < a.world { peer_words(a.world, owned(&a), a.peer_rows, a.topk) } else { 0 }
+    if rank < a.world { peer_words(a.world, a.owned, a.peer_rows, a.topk) } else { 0 }
 }

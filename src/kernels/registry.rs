@@ -1,9 +1,10 @@
 //! The kernels of this crate: source, symbol, argument struct and CPU op of each.
 //!
-//! Chains name a kernel by its static here; devices load [`CPU_KERNELS`] or the compiled sources. A kernel that a user brings
+//! Chains name a kernel by its static here; devices load its op or the compiled source. A kernel that a user brings
 //! is a [`KernelSpec`] of their own beside these.
 
 use super::cpu::ops;
+use super::exchange::TopkExchangeArgs;
 use super::m3::{LinearArgs, MoeCombineArgs, MoeLinearArgs, MoeSortArgs, RmsNormArgs, RouteArgs, SelectLastArgs, SwigluArgs};
 use super::msa::{AttendDenseArgs, AttendSparseArgs, NormRopeInsertArgs, ScoreDecodeArgs, ScorePrefillArgs, TopkEmitArgs};
 use super::probe::ProbeArgs;
@@ -12,7 +13,7 @@ use super::{KernelArgs, KernelSpec};
 use crate::hal::CpuKernel;
 
 macro_rules! registry {
-    ($($NAME:ident: $symbol:ident, $source:literal, $Args:ident, $summary:literal;)*) => {
+    ($LIST:ident: $($NAME:ident: $symbol:ident, $source:literal, $Args:ident, $summary:literal;)*) => {
         $(
             #[doc = $summary]
             pub static $NAME: KernelSpec = KernelSpec {
@@ -23,14 +24,12 @@ macro_rules! registry {
                 summary: $summary,
             };
         )*
-        static ALL: &[&KernelSpec] = &[$(&$NAME),*];
-
-        /// Every kernel as the CPU device loads it, for [`ModuleImage::Ops`](crate::hal::ModuleImage::Ops).
-        pub static CPU_KERNELS: &[CpuKernel] = &[$($NAME.cpu_kernel()),*];
+        static $LIST: &[&KernelSpec] = &[$(&$NAME),*];
     };
 }
 
 registry! {
+    ALL:
     INGEST: ingest, "step.hip", IngestArgs, "Takes the next slot of the step ring and spreads it over the persistent buffers.";
     EMBED: embed, "step.hip", EmbedArgs, "Looks the rows' tokens up in the embedding table.";
     SAMPLE: sample, "sample.hip", SampleArgs, "Draws a token of each row's logits by its sequence's parameters.";
@@ -52,6 +51,11 @@ registry! {
     SWIGLU: swiglu, "swiglu.hip", SwigluArgs, "SwiGLU-OAI of gate and up.";
 }
 
+registry! {
+    PEERS:
+    TOPK_EXCHANGE: topk_exchange, "exchange.hip", TopkExchangeArgs, "Selects from the scores of all ranks: nominates, exchanges candidates and merges in one launch.";
+}
+
 /// Maps words by x * mul + add: for the self-test and the conformance suite, in no chain and not in [`all`].
 pub static PROBE: KernelSpec = KernelSpec {
     symbol: "probe",
@@ -68,9 +72,14 @@ impl KernelSpec {
     }
 }
 
-/// Every kernel that a chain of this crate may launch.
+/// Every kernel that a chain of one rank may launch.
 pub fn all() -> &'static [&'static KernelSpec] {
     ALL
+}
+
+/// What a context-parallel chain launches beside [`all`].
+pub fn peers() -> &'static [&'static KernelSpec] {
+    PEERS
 }
 
 /// Every kernel with a device source: those of [`all`] and [`PROBE`].
@@ -80,5 +89,5 @@ pub fn built() -> impl Iterator<Item = &'static KernelSpec> {
 
 /// Finds a kernel by its symbol.
 pub fn find(symbol: &str) -> Option<&'static KernelSpec> {
-    built().find(|kernel| kernel.symbol == symbol)
+    built().chain(peers().iter().copied()).find(|kernel| kernel.symbol == symbol)
 }

@@ -63,6 +63,7 @@ impl M3Chains {
             layout: &self.plan.layout,
             step: &self.plan.step,
             buffers: &self.plan.attention,
+            peers: self.plan.peers.as_ref(),
         }
     }
 }
@@ -93,7 +94,12 @@ impl StepChains for M3Chains {
     }
 
     fn kernels(&self) -> Vec<&'static KernelSpec> {
-        registry::all().to_vec()
+        let peers = if self.plan.peers.is_some() { registry::peers() } else { &[] };
+        [registry::all(), peers].concat()
+    }
+
+    fn peers(&self) -> Option<&crate::planning::PeerBuffers> {
+        self.plan.peers.as_ref()
     }
 
     fn decode(&self, key: &GraphKey) -> Chain {

@@ -9,7 +9,7 @@ use crate::config::{Limits, ModelShape, max_capture_rows};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::m3::moe_tiles;
-use crate::planning::{AttentionBuffers, AttentionDims, cache_blocks, device_buffer, step_layout};
+use crate::planning::{AttentionBuffers, AttentionDims, PeerBuffers, cache_blocks, device_buffer, step_layout};
 
 /// Rows of a tile of a matrix product, experts' too.
 pub(super) const TILE_ROWS: u32 = 64;
@@ -29,6 +29,8 @@ pub struct M3Plan {
     pub step: StepBuffers,
     /// Caches and what attention hands on.
     pub attention: AttentionBuffers,
+    /// What the ranks exchange, under context parallelism.
+    pub peers: Option<PeerBuffers>,
     /// What the rest of a layer hands on.
     pub activations: Activations,
     weights: BTreeMap<Weight, WeightBuffer>,
@@ -83,16 +85,13 @@ pub struct Activations {
 impl M3Plan {
     /// Plans a model; `dtype` says in which type each weight is stored.
     ///
-    /// Errors: limits or a shape out of range, more than one rank, sizes that overflow, a budget that does not hold everything
+    /// Errors: limits or a shape out of range, sizes that overflow, a budget that does not hold everything
     /// but the cache.
     pub fn new(shape: &ModelShape, limits: &Limits, dtype: impl Fn(Weight) -> DType) -> Result<M3Plan> {
         limits.validate()?;
         shape.validate()?;
-        if limits.world != 1 {
-            return Err(Error::config(format!("world = {}: the full model runs on one rank", limits.world))
-                .help("set world to 1; the sparse-attention chain alone runs on several"));
-        }
-        limits.validate_for(shape)?;
+        // Every rank holds the whole model: no head is divided.
+        Limits { world: 1, rank: 0, ..limits.clone() }.validate_for(shape)?;
         let with_blocks = |limits: &Limits, blocks| Self::with_blocks(shape, limits, &dtype, blocks);
         let blocks = cache_blocks(limits, shape.block_size, |limits, blocks| Ok(with_blocks(limits, blocks)?.arena))?;
         with_blocks(limits, blocks)
@@ -109,17 +108,18 @@ impl M3Plan {
     }
 
     fn with_blocks(shape: &ModelShape, limits: &Limits, dtype: &impl Fn(Weight) -> DType, cache_blocks: u32) -> Result<M3Plan> {
-        let dims = AttentionDims::new(shape, limits);
+        let dims = AttentionDims::replicated(shape, limits);
         let layout = step_layout(shape, limits, cache_blocks)?;
         let mut plan = PlanBuilder::default();
         let step = StepBuffers::plan(&layout, &mut plan);
         let attention =
             AttentionBuffers::plan(&dims, limits, layout.row_capacity, cache_blocks, &shape.sparse_attention, &mut plan);
+        let peers = PeerBuffers::plan(&dims, limits, &mut plan);
         let weights = plan_weights(shape, &attention, dtype, &mut plan)?;
         let activations = Activations::plan(shape, limits, &layout, &mut plan);
         let arena = plan.finish()?;
         let (limits, shape) = (limits.clone(), shape.clone());
-        Ok(M3Plan { limits, shape, dims, layout, step, attention, activations, weights, arena })
+        Ok(M3Plan { limits, shape, dims, layout, step, attention, peers, activations, weights, arena })
     }
 }
 

@@ -6,6 +6,7 @@ use super::device_buffer;
 use crate::arena::{BufferId, PlanBuilder, Purpose};
 use crate::config::{Limits, ModelShape};
 use crate::dtype::DType;
+use crate::gates::{Sharing, context_parallel};
 use crate::kernels::msa::PAGE_TOKENS;
 
 /// Dimensions of one rank's attention.
@@ -19,6 +20,12 @@ pub struct AttentionDims {
     pub head_dim: u32,
     /// Index heads this rank selects for: as many as its KV heads share.
     pub index_heads: u32,
+    /// Index heads this rank scores, and those of its rows: under context parallelism all of the model's, else `index_heads`.
+    pub scored_heads: u32,
+    /// The first of `index_heads` among `scored_heads`.
+    pub first_head: u32,
+    /// Ranks over which the blocks of a decode row are spread for scoring; 1: this rank scores alone.
+    pub shards: u32,
     /// Channels of an index head.
     pub index_dim: u32,
     /// Rotating channels.
@@ -35,11 +42,16 @@ impl AttentionDims {
     /// One rank's share of `shape`: heads divide over `world` ranks (msa-spec section 2.1).
     pub fn new(shape: &ModelShape, limits: &Limits) -> AttentionDims {
         let kv_heads = (shape.kv_heads / limits.world).max(1);
+        let index_heads = (shape.index_heads / limits.world).max(1);
+        let parallel = context_parallel(shape, limits, Sharing::Heads).is_empty();
         AttentionDims {
             q_heads: (shape.q_heads / limits.world).max(1),
             kv_heads,
             head_dim: shape.head_dim,
-            index_heads: (shape.index_heads / limits.world).max(1),
+            index_heads,
+            scored_heads: if parallel { shape.index_heads } else { index_heads },
+            first_head: if parallel { limits.rank * index_heads } else { 0 },
+            shards: if parallel { limits.world } else { 1 },
             index_dim: shape.index_dim,
             rotary_dim: shape.rotary_dim,
             block_size: shape.block_size,
@@ -48,9 +60,27 @@ impl AttentionDims {
         }
     }
 
+    /// A whole model on every rank: all heads of everything, and only the scoring of decode rows spread over the ranks.
+    pub fn replicated(shape: &ModelShape, limits: &Limits) -> AttentionDims {
+        let parallel = context_parallel(shape, limits, Sharing::Replicated).is_empty();
+        let alone = Limits { world: 1, rank: 0, ..limits.clone() };
+        AttentionDims { shards: if parallel { limits.world } else { 1 }, ..AttentionDims::new(shape, &alone) }
+    }
+
+    /// True if decode rows are scored by several ranks, which exchange candidates.
+    pub fn is_parallel(&self) -> bool {
+        self.shards > 1
+    }
+
+    /// Columns of a decode row's scores: this rank's shard of the blocks, at the bound.
+    pub fn shard_width(&self, max_model_len: u32) -> u32 {
+        let blocks = max_model_len.max(1).div_ceil(self.block_size).div_ceil(self.shards);
+        score_width(blocks * self.block_size, self.block_size)
+    }
+
     /// Channels of a packed row [q | k | v | index_q | index_k]; a dense layer has no index part.
     pub fn packed_width(&self, sparse: bool) -> u32 {
-        let index = if sparse { (self.index_heads + 1) * self.index_dim } else { 0 };
+        let index = if sparse { (self.scored_heads + 1) * self.index_dim } else { 0 };
         (self.q_heads + 2 * self.kv_heads) * self.head_dim + index
     }
 
@@ -91,9 +121,9 @@ pub struct AttentionBuffers {
     pub packed: BufferId,
     /// [rows, q_heads, head_dim].
     pub q: BufferId,
-    /// [rows, index_heads, index_dim].
+    /// [rows, scored_heads, index_dim].
     pub index_q: BufferId,
-    /// [index_heads, rows, score_width].
+    /// [index_heads, rows, score_width], or [scored_heads, rows, width of a shard], whichever is larger.
     pub score: BufferId,
     /// [index_heads, rows, topk].
     pub topk_idx: BufferId,
@@ -127,7 +157,7 @@ impl AttentionBuffers {
         layers: &[bool],
         plan: &mut PlanBuilder,
     ) -> AttentionBuffers {
-        let AttentionDims { q_heads, kv_heads, head_dim, index_heads, index_dim, block_size, topk, .. } = *dims;
+        let AttentionDims { q_heads, kv_heads, head_dim, index_heads, scored_heads, index_dim, block_size, topk, .. } = *dims;
         let (f32, i32, kv, index) = (DType::F32, DType::I32, limits.kv_dtype, limits.index_dtype);
         let mut layer_buffers = Vec::with_capacity(layers.len());
         for (layer, &sparse) in layers.iter().enumerate() {
@@ -173,6 +203,12 @@ impl AttentionBuffers {
         };
         let (activations, selection) = (Purpose::Activations, Purpose::Selection);
         let selected = if sparse { rows } else { 0 };
+        // A prefill scores the heads this rank selects for over all blocks, a decode step all heads over its shard.
+        let shard_width = dims.shard_width(limits.max_model_len);
+        let (planes, width, score_formula) = match scored_heads * shard_width > index_heads * dims.score_width {
+            true => (scored_heads, shard_width, "[index_heads of all ranks, rows, width(max_model_len / world)]"),
+            false => (index_heads, dims.score_width, "[index_heads, rows, width(max_model_len)]"),
+        };
         AttentionBuffers {
             packed: add(
                 "packed",
@@ -186,7 +222,7 @@ impl AttentionBuffers {
             index_q: add(
                 "index_q",
                 index,
-                &[selected, index_heads, index_dim],
+                &[selected, scored_heads, index_dim],
                 "[rows, index_heads, index_dim]",
                 activations,
                 "index queries",
@@ -194,8 +230,8 @@ impl AttentionBuffers {
             score: add(
                 "score",
                 f32,
-                &[index_heads, selected, dims.score_width],
-                "[index_heads, rows, width(max_model_len)]",
+                &[planes, selected, width],
+                score_formula,
                 selection,
                 "best index score of each block; lower max_num_batched_tokens or max_model_len to shrink it",
             ),

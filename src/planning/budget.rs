@@ -103,7 +103,7 @@ fn largest(low: u32, high: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
 /// Device buffers by size, largest first; those that every layer has count together.
 fn largest_buffers(arena: &ArenaPlan) -> Vec<String> {
     let mut sums: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
-    for buffer in arena.buffers.iter().filter(|buffer| buffer.spec.memory != MemoryKind::Pinned) {
+    for buffer in arena.own().filter(|buffer| buffer.spec.memory != MemoryKind::Pinned) {
         let name = buffer.spec.name.as_str();
         let kind = if name.starts_with("layer") { name.split_once('.').map_or(name, |(_, kind)| kind) } else { name };
         let (count, bytes) = sums.entry((kind, &buffer.spec.formula)).or_default();

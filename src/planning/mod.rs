@@ -6,10 +6,12 @@
 mod attention;
 mod budget;
 mod msa;
+mod peers;
 
 pub use attention::{AttentionBuffers, AttentionDims, LayerBuffers, score_width};
 pub use budget::{cache_blocks, check_fit, device_bytes};
 pub use msa::{MsaPlan, step_layout};
+pub use peers::PeerBuffers;
 
 use crate::arena::{BufferId, BufferSpec, PlanBuilder, Purpose};
 use crate::dtype::DType;

@@ -1,6 +1,6 @@
 //! The plan of the sparse-attention chain alone.
 
-use super::{AttentionBuffers, AttentionDims, cache_blocks, check_fit, device_buffer};
+use super::{AttentionBuffers, AttentionDims, PeerBuffers, cache_blocks, check_fit, device_buffer};
 use crate::arena::{ArenaPlan, BufferId, PlanBuilder, Purpose};
 use crate::chain::{StepBuffers, StepLayout};
 use crate::config::{Limits, ModelShape, max_capture_rows};
@@ -25,6 +25,8 @@ pub struct MsaPlan {
     pub step: StepBuffers,
     /// Attention; the model's dense layers are left out.
     pub attention: AttentionBuffers,
+    /// What the ranks exchange, under context parallelism.
+    pub peers: Option<PeerBuffers>,
     /// [vocab, packed_width] bf16 rows by token id.
     pub table: BufferId,
     /// [sequences, vocab] the last rows of a prefill, sampled as logits.
@@ -68,6 +70,7 @@ impl MsaPlan {
         let mut plan = PlanBuilder::default();
         let step = StepBuffers::plan(&layout, &mut plan);
         let attention = AttentionBuffers::plan(&dims, limits, rows, cache_blocks, &sparse, &mut plan);
+        let peers = PeerBuffers::plan(&dims, limits, &mut plan);
         let vocab = dims.q_heads * dims.head_dim;
         let width = dims.packed_width(true);
         let (f32, i32) = (DType::F32, DType::I32);
@@ -106,6 +109,7 @@ impl MsaPlan {
             layout,
             step,
             attention,
+            peers,
             table,
             last_rows_out,
             last_row,

@@ -3,6 +3,7 @@
 mod checks;
 mod dummy;
 mod observe;
+mod ranks;
 
 pub use checks::Checks;
 
@@ -21,6 +22,8 @@ use crate::hal::{Device, Stream};
 use crate::invariant::lints::grown_workspace;
 use crate::invariant::{Lint, lint};
 use crate::kernels::step::{ResultHeader, StepError, TOKEN_FROM_DEVICE};
+use crate::peers::Group;
+use ranks::{ends_group, peer_error};
 
 /// What [`Executor::capture`] tells while it works.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +103,7 @@ pub struct Executor {
     metrics: Metrics,
     checks: Checks,
     device_passed: bool,
+    group: Option<Arc<dyn Group>>,
     poison: Option<Error>,
 }
 
@@ -108,9 +112,15 @@ impl Executor {
     ///
     /// Errors: out of memory, a kernel the device has no code for, weights that cannot be read. Nothing leaks.
     pub fn new(device: &Arc<dyn Device>, chains: Arc<dyn StepChains>) -> Result<Executor> {
+        Executor::build(device, chains, None)
+    }
+
+    fn build(device: &Arc<dyn Device>, chains: Arc<dyn StepChains>, group: Option<Arc<dyn Group>>) -> Result<Executor> {
         let limits = chains.limits();
         let ladder = Ladder::new(limits)?;
-        let arena = Arc::new(Arena::allocate(device, chains.plan().clone())?.seal()?);
+        let mut arena = Arena::allocate(device, chains.plan().clone())?.seal()?;
+        Executor::connect(&mut arena, &*chains, group.as_ref())?;
+        let arena = Arc::new(arena);
         let modules = Arc::new(Modules::load(&**device, &chains.kernels())?);
         let stream = device.create_stream()?;
         chains.initialise(&arena)?;
@@ -139,6 +149,7 @@ impl Executor {
             metrics: Metrics { batch_rows: BatchRows::new(decode_rows), ..Metrics::default() },
             checks: Checks::default(),
             device_passed: false,
+            group,
             poison: None,
         })
     }
@@ -163,6 +174,7 @@ impl Executor {
         self.graphs.clear();
         self.check_device()?;
         let keys: Vec<GraphKey> = self.ladder.sizes().iter().rev().map(|&rows| self.key(rows)).collect();
+        self.agree_on_capture(&keys)?;
         let total = keys.len() * 2;
         let device = self.arena.device().clone();
         let free_before = device.memory()?.free_bytes;
@@ -251,6 +263,7 @@ impl Executor {
         self.make_room()?;
         let (query_len, sequences) = (query_len as u32, batch.len() as u32);
         let rows = query_len * sequences;
+        self.check_parallel(rows)?;
         let Some(graph) = self.graphs.pick(query_len, sequences, kv_len_max) else {
             return self.decode_eagerly(batch, query_len);
         };
@@ -400,6 +413,7 @@ impl Executor {
     fn warm_up(&mut self, key: &GraphKey) -> Result<()> {
         let _span = tracing::debug_span!("warm_up", %key).entered();
         let chain = self.chains.decode(key);
+        self.meet("warm-up")?;
         let ticket = self.run_eagerly(&chain, &[], 0)?;
         self.discard(ticket)
     }
@@ -507,9 +521,16 @@ impl Executor {
     }
 
     fn take(&mut self, ticket: Ticket) -> Result<StepResult<'_>> {
-        let (header, tokens) = self.ring.take(ticket);
-        step_error(&header)?;
-        Ok(StepResult { ticket, tokens })
+        let header = self.ring.header(ticket);
+        if let Err(error) = step_error(&header) {
+            self.ring.abandon(ticket);
+            if ends_group(&error) {
+                self.leave();
+                self.poison = Some(error.clone());
+            }
+            return Err(error);
+        }
+        Ok(StepResult { ticket, tokens: self.ring.take(ticket) })
     }
 
     /// Waits for a step whose tokens nobody wants.
@@ -605,6 +626,9 @@ fn unknown(ticket: Ticket) -> Error {
 /// What the device found wrong with a step, in words.
 fn step_error(header: &ResultHeader) -> Result<()> {
     let [a, b, c] = header.error_detail;
+    if let Some(error) = peer_error(header) {
+        return Err(error);
+    }
     let error = match header.error {
         0 => return Ok(()),
         code if code == StepError::StaleSlot as u32 => {
@@ -618,10 +642,6 @@ fn step_error(header: &ResultHeader) -> Result<()> {
         code if code == StepError::BlockRange as u32 => {
             Error::invariant("PAGE-1", format!("row {a}: block-table entry {b} is {c}, out of range"))
                 .help("the ring slot was overwritten after the host filled it: find who writes to pinned memory")
-        }
-        code if code == StepError::PeerTimeout as u32 => {
-            Error::peer(format!("rank {a} did not send row {b}'s candidates of generation {c}"))
-                .help("look for what ended or slowed that rank")
         }
         code if code == StepError::PeerMismatch as u32 => Error::peer(format!("rank {a} runs {c:#x}, this rank {b:#x}"))
             .help("give every rank the same limits, batch and capture sizes"),

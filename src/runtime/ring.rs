@@ -137,18 +137,23 @@ impl StepRing {
         }
     }
 
+    /// The head of a published result.
+    pub(super) fn header(&self, ticket: Ticket) -> ResultHeader {
+        assert_eq!(self.state(ticket), TicketState::Published, "invariant: only published results are taken");
+        let mut bytes = [0u8; size_of::<ResultHeader>()];
+        self.results.read(self.at(ticket.0) as u64 * self.result_bytes(), &mut bytes);
+        pod_read_unaligned(&bytes)
+    }
+
     /// Copies a published result out and frees its slot.
-    pub(super) fn take(&mut self, ticket: Ticket) -> (ResultHeader, &[i32]) {
+    pub(super) fn take(&mut self, ticket: Ticket) -> &[i32] {
         assert_eq!(self.state(ticket), TicketState::Published, "invariant: only published results are taken");
         let at = self.at(ticket.0);
         let base = at as u64 * self.result_bytes();
-        let mut bytes = [0u8; size_of::<ResultHeader>()];
-        self.results.read(base, &mut bytes);
-        let header: ResultHeader = pod_read_unaligned(&bytes);
         let tokens = self.owed[at].1 as usize;
         self.results.read(base + size_of::<ResultHeader>() as u64, bytemuck::cast_slice_mut(&mut self.tokens[..tokens]));
         self.owed[at] = (0, 0);
-        (header, &self.tokens[..tokens])
+        &self.tokens[..tokens]
     }
 
     /// Overwrites the tokens of the result slot that `ticket` will be answered in, ahead of the step.

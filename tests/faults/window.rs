@@ -6,7 +6,7 @@ use capstan::Result;
 use capstan::arena::{Arena, BufferId};
 use capstan::capture::{Modules, launch_all, lower, record};
 use capstan::hal::{CaptureMode, Device, MemoryKind, ModuleImage};
-use capstan::kernels::registry::CPU_KERNELS;
+use capstan::kernels::registry::PROBE;
 
 use super::liar::{Lies, Window};
 use super::rig::{Fault, Rig, msa};
@@ -88,7 +88,7 @@ pub static FAULTS: &[Fault] = &[
         name: "a module loaded in the window",
         caught_by: "CAP-1",
         names: &["at layer0.norm_rope_insert", "load_module"],
-        run: || capture_with(|window| drop(window.device.load_module(ModuleImage::Ops(CPU_KERNELS)))),
+        run: || capture_with(|window| drop(window.device.load_module(ModuleImage::Ops(&[PROBE.cpu_kernel()])))),
     },
     Fault {
         name: "a foreign stream that joined and was not joined back",

@@ -131,15 +131,12 @@ pub fn topk_exchange(args: &Bound<'_, TopkExchangeArgs>, workgroup: &mut Workgro
     if row >= args.rows || y >= args.heads {
         return;
     }
-    let (world, rank, owned) = (args.world, args.rank, args.heads / args.world);
-    assert!(
-        world <= RANKS_MAX && rank < world && owned * world == args.heads,
-        "rank {rank} of {world} over {} heads",
-        args.heads
-    );
+    let (world, rank, owned, heads) = (args.world, args.rank, args.owned, args.heads);
+    let shares = owned * world == heads || owned == heads;
+    assert!(world <= RANKS_MAX && rank < world && shares, "rank {rank} of {world} owns {owned} of {heads} heads");
     assert!(args.topk as usize <= TOPK_MAX && args.rows <= args.peer_rows, "top {} of {} rows", args.topk, args.rows);
     // Own heads come last: what waits is dispatched after everything that a peer waits for.
-    let head = (rank * owned + owned + y) % args.heads;
+    let head = if owned == heads { y } else { (rank * owned + owned + y) % heads };
     Exchange::new(args, row as usize, head).run();
 }
 
@@ -157,7 +154,7 @@ impl<'a> Exchange<'a> {
     fn new(args: &'a Bound<'a, TopkExchangeArgs>, row: usize, head: u32) -> Exchange<'a> {
         let layout = CandidateLayout {
             world: args.world as usize,
-            owned: (args.heads / args.world) as usize,
+            owned: args.owned as usize,
             rows: args.peer_rows as usize,
             topk: args.topk as usize,
         };
@@ -179,7 +176,10 @@ impl<'a> Exchange<'a> {
 
     fn run(mut self) {
         let rank = self.args.rank as usize;
-        let owner = self.head / self.layout.owned;
+        let owners = match self.args.owned == self.args.heads {
+            true => 0..self.layout.world,
+            false => self.head / self.layout.owned..self.head / self.layout.owned + 1,
+        };
         let ended = self.peer(rank).load(POISON_WORD as usize);
         if ended != 0 {
             record(&mut self.state, StepError::PeerEnded, [ended as u32 - 1, self.row as u32, self.head as u32]);
@@ -190,15 +190,17 @@ impl<'a> Exchange<'a> {
             let generation = self.advance();
             self.best_of_shard(kept);
             let first = self.layout.first(generation, rank, self.head % self.layout.owned, self.row);
-            nominate(self.peer(owner), first, generation, self.args.tag_bits, kept);
+            for owner in owners.clone() {
+                nominate(self.peer(owner), first, generation, self.args.tag_bits, kept);
+            }
             kept.fill(0);
-            if owner == rank && !self.merge(generation, kept) {
+            if owners.contains(&rank) && !self.merge(generation, kept) {
                 kept = &mut [];
             }
         } else {
             kept = &mut [];
         }
-        if owner == rank {
+        if owners.contains(&rank) {
             self.emit(kept);
         }
     }

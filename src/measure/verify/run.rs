@@ -71,8 +71,15 @@ impl Bench {
             }
             Rows::Prefill { .. } => Metadata::Prefill { rows },
         };
-        let attention =
-            AttentionChain { dims: &dims, shape: &shape, limits: &limits, layout: &layout, step: &step, buffers: &buffers };
+        let attention = AttentionChain {
+            dims: &dims,
+            shape: &shape,
+            limits: &limits,
+            layout: &layout,
+            step: &step,
+            buffers: &buffers,
+            peers: None,
+        };
         let index_step = StepBuffers { block_table: index_block_table, ..step };
         let mut chain = Chain::new("verify");
         AttentionChain { step: &index_step, ..attention }.score(&mut chain, 0, metadata);

@@ -48,6 +48,7 @@ impl Executor {
     fn run_dummy(&mut self, key: &GraphKey, dummy: Dummy, chain: &Chain) -> Result<()> {
         let launches = lower(chain, &self.arena, &self.modules)?;
         let batch = self.dummy_batch(key, dummy)?;
+        self.meet("dummy batch")?;
         self.ring.room_for(1)?;
         let ticket = self.ring.fill(batch.iter().map(|(record, tokens)| (*record, &**tokens)), &[]);
         if let Err(error) = launch_all(&*self.stream, chain, &launches) {

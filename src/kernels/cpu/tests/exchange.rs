@@ -35,6 +35,7 @@ impl Rank {
 pub(super) struct Group {
     world: usize,
     heads: usize,
+    owned: usize,
     peer_rows: usize,
     tag_bits: u32,
     budget: Duration,
@@ -43,8 +44,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    pub fn new(world: usize, heads: usize, peer_rows: usize) -> Group {
-        let owned = heads / world;
+    /// Every rank owns `owned` of the heads: its share, or all.
+    pub fn new(world: usize, heads: usize, owned: usize, peer_rows: usize) -> Group {
         let words = peer_words(world as u32, owned as u32, peer_rows as u32, TOPK as u32) as usize;
         let rank = || Rank {
             score: vec![f32::NAN; heads * peer_rows * WIDTH],
@@ -57,12 +58,12 @@ impl Group {
         };
         let ranks = (0..world).map(|_| rank()).collect();
         let table = (0..(peer_rows * WIDTH) as i32).rev().collect();
-        Group { world, heads, peer_rows, tag_bits: TAG_BITS, budget: Duration::from_secs(20), ranks, table }
+        Group { world, heads, owned, peer_rows, tag_bits: TAG_BITS, budget: Duration::from_secs(20), ranks, table }
     }
 
     /// Every rank's arguments for a step; `score` is [heads, peer_rows, WIDTH] by global block.
     fn args(&mut self, lens: &mut [i32], slots: &mut [i32], score: &[f32]) -> Vec<TopkExchangeArgs> {
-        let (world, heads, peer_rows) = (self.world, self.heads, self.peer_rows);
+        let (world, heads, owned, peer_rows) = (self.world, self.heads, self.owned, self.peer_rows);
         let mut buffers: Vec<Ptr> = self.ranks.iter_mut().map(|rank| ptr(&mut rank.buffer)).collect();
         buffers.resize(8, Ptr::NULL);
         let table = ptr(&mut self.table);
@@ -92,7 +93,8 @@ impl Group {
                 peer7: buffers[7],
                 rows: lens.len() as u32,
                 heads: heads as u32,
-                kv_heads: (heads / world) as u32,
+                owned: owned as u32,
+                kv_heads: owned as u32,
                 topk: TOPK as u32,
                 block_size: BLOCK as u32,
                 score_rows: peer_rows as u32,
@@ -106,6 +108,7 @@ impl Group {
                 world: world as u32,
                 tag_bits: self.tag_bits,
                 budget_us: self.budget.as_micros() as u32,
+                reserved: 0,
             }
         });
         each.collect()
@@ -127,13 +130,14 @@ impl Group {
 
     /// Every rank's result equals what it would select for its heads from unsharded scores.
     fn check(&self, lens: &[i32], score: &[f32]) {
-        let owned = self.heads / self.world;
+        let owned = self.owned;
         let mut table = self.table.clone();
         let (mut lens, mut slots) = (lens.to_vec(), (0..lens.len() as i32).collect::<Vec<_>>());
         for (at, rank) in self.ranks.iter().enumerate() {
             assert_eq!(rank.state(), StepState::default(), "rank {at}");
             let plane = self.peer_rows * WIDTH;
-            let mut own = score[at * owned * plane..(at + 1) * owned * plane].to_vec();
+            let first = if owned == self.heads { 0 } else { at * owned };
+            let mut own = score[first * plane..(first + owned) * plane].to_vec();
             let mut topk_idx = vec![-7; rank.topk_idx.len()];
             let mut page_table = vec![-7; rank.page_table.len()];
             let mut page_len = vec![-7; rank.page_len.len()];
@@ -217,9 +221,11 @@ fn lengths(rng: &mut Rng, sequences: usize, query_len: usize) -> Vec<i32> {
 #[test]
 fn equals_the_unsharded_selection() {
     let mut rng = Rng::seeded("exchange");
-    for (world, heads) in [(1, 1), (1, 4), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8)] {
+    let shares = [(1, 1, 1), (1, 4, 4), (2, 2, 1), (2, 4, 2), (4, 4, 1), (4, 8, 2), (8, 8, 1)];
+    let all = [(2, 1, 1), (2, 4, 4), (4, 2, 2), (8, 3, 3)];
+    for (world, heads, owned) in shares.into_iter().chain(all) {
         for query_len in 1..=4 {
-            let mut group = Group::new(world, heads, 32);
+            let mut group = Group::new(world, heads, owned, 32);
             for _ in 0..12 {
                 let sequences = 1 + rng.below(32 / query_len);
                 let lens = lengths(&mut rng, sequences, query_len);
@@ -254,11 +260,11 @@ fn shrink_and_regrow(rng: &mut Rng, group: &mut Group, steps: usize, mut before:
 #[test]
 fn no_older_word_is_taken_with_generations_of_two_bits() {
     let mut rng = Rng::seeded("exchange generations");
-    let mut group = Group::new(2, 2, 6);
+    let mut group = Group::new(2, 2, 1, 6);
     group.tag_bits = 2;
     assert_eq!(shrink_and_regrow(&mut rng, &mut group, 400, |_, _| ()), 0);
     // The same with one bit cannot work: two generations later is the same tag. So the test sees stale words.
-    let mut group = Group::new(2, 2, 6);
+    let mut group = Group::new(2, 2, 1, 6);
     group.tag_bits = 1;
     assert!(shrink_and_regrow(&mut rng, &mut group, 100, |_, _| ()) > 0);
 }
@@ -266,7 +272,7 @@ fn no_older_word_is_taken_with_generations_of_two_bits() {
 #[test]
 fn a_counter_shared_by_all_rows_would_take_older_words() {
     let mut rng = Rng::seeded("exchange shared counter");
-    let mut group = Group::new(2, 2, 6);
+    let mut group = Group::new(2, 2, 1, 6);
     group.tag_bits = 2;
     let wrong = shrink_and_regrow(&mut rng, &mut group, 200, |group, step| {
         for rank in &mut group.ranks {
@@ -279,7 +285,7 @@ fn a_counter_shared_by_all_rows_would_take_older_words() {
 #[test]
 fn a_missing_rank_is_named_and_ends_the_group() {
     let mut rng = Rng::seeded("exchange missing");
-    let mut group = Group::new(2, 4, 8);
+    let mut group = Group::new(2, 4, 2, 8);
     group.budget = Duration::from_millis(50);
     let lens = [300, 5000];
     let score = scores(&mut rng, 4, 8, &lens, 2);

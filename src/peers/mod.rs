@@ -1,0 +1,15 @@
+//! Context parallelism on the host: the ranks of a group, and how they find each other's memory.
+//!
+//! A [`Group`] is who takes part; it gathers small messages before the first step and never during one. [`connect`] exchanges
+//! the handles of the peer slabs, so that every rank's ledger holds the words of all. What the devices then do by themselves is
+//! in `kernels::exchange`; docs/cp.md has the protocol and its proof.
+
+mod connect;
+mod fingerprint;
+mod group;
+mod threads;
+
+pub use connect::{connect, end_group, pretend_connected};
+pub use fingerprint::{agree_on_chain, fingerprint, normalised};
+pub use group::{Group, agree};
+pub use threads::ThreadGroup;
