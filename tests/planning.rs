@@ -15,8 +15,7 @@ const KINDS: [MemoryKind; 3] = [MemoryKind::Device, MemoryKind::Peer, MemoryKind
 fn check_layout(plan: &ArenaPlan) -> Result<(), TestCaseError> {
     for slab in &plan.slabs {
         let mut ranges: Vec<(u64, u64)> = plan
-            .buffers
-            .iter()
+            .own()
             .filter(|buffer| buffer.spec.memory == slab.memory)
             .map(|buffer| (buffer.offset, buffer.offset + buffer.bytes))
             .collect();
