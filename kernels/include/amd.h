@@ -9,6 +9,7 @@
 #define LDS __attribute__((shared))
 // LDS whose size the launch gives.
 #define LDS_DYNAMIC(type, name) extern LDS type name[]
+#define OFFSET_OF(Struct, field) __builtin_offsetof(Struct, field)
 #define UNROLL _Pragma("unroll")
 #define PRAGMA(text) _Pragma(#text)
 #define UNROLL_BY(n) PRAGMA(unroll n)

@@ -2,6 +2,8 @@
 // `CAPSTAN_BLESS=1 cargo test --lib header`; do not edit.
 #pragma once
 
+#include "platform.h"
+
 #define DTYPE_F32 0u
 #define DTYPE_BF16 1u
 #define DTYPE_FP8_E4M3 2u
@@ -61,30 +63,30 @@ struct IngestArgs {
     unsigned int poll_limit;
 };
 static_assert(sizeof(IngestArgs) == 144, "IngestArgs");
-static_assert(__builtin_offsetof(IngestArgs, ring) == 0, "IngestArgs.ring");
-static_assert(__builtin_offsetof(IngestArgs, state) == 8, "IngestArgs.state");
-static_assert(__builtin_offsetof(IngestArgs, seq_slot) == 16, "IngestArgs.seq_slot");
-static_assert(__builtin_offsetof(IngestArgs, seq_len) == 24, "IngestArgs.seq_len");
-static_assert(__builtin_offsetof(IngestArgs, cu_seqlens) == 32, "IngestArgs.cu_seqlens");
-static_assert(__builtin_offsetof(IngestArgs, records) == 40, "IngestArgs.records");
-static_assert(__builtin_offsetof(IngestArgs, row_seq) == 48, "IngestArgs.row_seq");
-static_assert(__builtin_offsetof(IngestArgs, row_slot) == 56, "IngestArgs.row_slot");
-static_assert(__builtin_offsetof(IngestArgs, row_len) == 64, "IngestArgs.row_len");
-static_assert(__builtin_offsetof(IngestArgs, tokens) == 72, "IngestArgs.tokens");
-static_assert(__builtin_offsetof(IngestArgs, last_token) == 80, "IngestArgs.last_token");
-static_assert(__builtin_offsetof(IngestArgs, block_table) == 88, "IngestArgs.block_table");
-static_assert(__builtin_offsetof(IngestArgs, sequences) == 96, "IngestArgs.sequences");
-static_assert(__builtin_offsetof(IngestArgs, rows) == 100, "IngestArgs.rows");
-static_assert(__builtin_offsetof(IngestArgs, query_len) == 104, "IngestArgs.query_len");
-static_assert(__builtin_offsetof(IngestArgs, ring_slots) == 108, "IngestArgs.ring_slots");
-static_assert(__builtin_offsetof(IngestArgs, slot_bytes) == 112, "IngestArgs.slot_bytes");
-static_assert(__builtin_offsetof(IngestArgs, sequence_capacity) == 116, "IngestArgs.sequence_capacity");
-static_assert(__builtin_offsetof(IngestArgs, row_capacity) == 120, "IngestArgs.row_capacity");
-static_assert(__builtin_offsetof(IngestArgs, update_capacity) == 124, "IngestArgs.update_capacity");
-static_assert(__builtin_offsetof(IngestArgs, slots) == 128, "IngestArgs.slots");
-static_assert(__builtin_offsetof(IngestArgs, table_width) == 132, "IngestArgs.table_width");
-static_assert(__builtin_offsetof(IngestArgs, cache_blocks) == 136, "IngestArgs.cache_blocks");
-static_assert(__builtin_offsetof(IngestArgs, poll_limit) == 140, "IngestArgs.poll_limit");
+static_assert(OFFSET_OF(IngestArgs, ring) == 0, "IngestArgs.ring");
+static_assert(OFFSET_OF(IngestArgs, state) == 8, "IngestArgs.state");
+static_assert(OFFSET_OF(IngestArgs, seq_slot) == 16, "IngestArgs.seq_slot");
+static_assert(OFFSET_OF(IngestArgs, seq_len) == 24, "IngestArgs.seq_len");
+static_assert(OFFSET_OF(IngestArgs, cu_seqlens) == 32, "IngestArgs.cu_seqlens");
+static_assert(OFFSET_OF(IngestArgs, records) == 40, "IngestArgs.records");
+static_assert(OFFSET_OF(IngestArgs, row_seq) == 48, "IngestArgs.row_seq");
+static_assert(OFFSET_OF(IngestArgs, row_slot) == 56, "IngestArgs.row_slot");
+static_assert(OFFSET_OF(IngestArgs, row_len) == 64, "IngestArgs.row_len");
+static_assert(OFFSET_OF(IngestArgs, tokens) == 72, "IngestArgs.tokens");
+static_assert(OFFSET_OF(IngestArgs, last_token) == 80, "IngestArgs.last_token");
+static_assert(OFFSET_OF(IngestArgs, block_table) == 88, "IngestArgs.block_table");
+static_assert(OFFSET_OF(IngestArgs, sequences) == 96, "IngestArgs.sequences");
+static_assert(OFFSET_OF(IngestArgs, rows) == 100, "IngestArgs.rows");
+static_assert(OFFSET_OF(IngestArgs, query_len) == 104, "IngestArgs.query_len");
+static_assert(OFFSET_OF(IngestArgs, ring_slots) == 108, "IngestArgs.ring_slots");
+static_assert(OFFSET_OF(IngestArgs, slot_bytes) == 112, "IngestArgs.slot_bytes");
+static_assert(OFFSET_OF(IngestArgs, sequence_capacity) == 116, "IngestArgs.sequence_capacity");
+static_assert(OFFSET_OF(IngestArgs, row_capacity) == 120, "IngestArgs.row_capacity");
+static_assert(OFFSET_OF(IngestArgs, update_capacity) == 124, "IngestArgs.update_capacity");
+static_assert(OFFSET_OF(IngestArgs, slots) == 128, "IngestArgs.slots");
+static_assert(OFFSET_OF(IngestArgs, table_width) == 132, "IngestArgs.table_width");
+static_assert(OFFSET_OF(IngestArgs, cache_blocks) == 136, "IngestArgs.cache_blocks");
+static_assert(OFFSET_OF(IngestArgs, poll_limit) == 140, "IngestArgs.poll_limit");
 
 struct EmbedArgs {
     // [rows] token ids.
@@ -105,14 +107,14 @@ struct EmbedArgs {
     unsigned int table_dtype;
 };
 static_assert(sizeof(EmbedArgs) == 48, "EmbedArgs");
-static_assert(__builtin_offsetof(EmbedArgs, tokens) == 0, "EmbedArgs.tokens");
-static_assert(__builtin_offsetof(EmbedArgs, row_len) == 8, "EmbedArgs.row_len");
-static_assert(__builtin_offsetof(EmbedArgs, table) == 16, "EmbedArgs.table");
-static_assert(__builtin_offsetof(EmbedArgs, out) == 24, "EmbedArgs.out");
-static_assert(__builtin_offsetof(EmbedArgs, rows) == 32, "EmbedArgs.rows");
-static_assert(__builtin_offsetof(EmbedArgs, width) == 36, "EmbedArgs.width");
-static_assert(__builtin_offsetof(EmbedArgs, vocab) == 40, "EmbedArgs.vocab");
-static_assert(__builtin_offsetof(EmbedArgs, table_dtype) == 44, "EmbedArgs.table_dtype");
+static_assert(OFFSET_OF(EmbedArgs, tokens) == 0, "EmbedArgs.tokens");
+static_assert(OFFSET_OF(EmbedArgs, row_len) == 8, "EmbedArgs.row_len");
+static_assert(OFFSET_OF(EmbedArgs, table) == 16, "EmbedArgs.table");
+static_assert(OFFSET_OF(EmbedArgs, out) == 24, "EmbedArgs.out");
+static_assert(OFFSET_OF(EmbedArgs, rows) == 32, "EmbedArgs.rows");
+static_assert(OFFSET_OF(EmbedArgs, width) == 36, "EmbedArgs.width");
+static_assert(OFFSET_OF(EmbedArgs, vocab) == 40, "EmbedArgs.vocab");
+static_assert(OFFSET_OF(EmbedArgs, table_dtype) == 44, "EmbedArgs.table_dtype");
 
 struct SampleArgs {
     // [rows, vocab] logits; row i belongs to step row `rows_index[i]`, or i where that pointer is null.
@@ -145,20 +147,20 @@ struct SampleArgs {
     unsigned int indexed;
 };
 static_assert(sizeof(SampleArgs) == 88, "SampleArgs");
-static_assert(__builtin_offsetof(SampleArgs, logits) == 0, "SampleArgs.logits");
-static_assert(__builtin_offsetof(SampleArgs, rows_index) == 8, "SampleArgs.rows_index");
-static_assert(__builtin_offsetof(SampleArgs, row_seq) == 16, "SampleArgs.row_seq");
-static_assert(__builtin_offsetof(SampleArgs, row_slot) == 24, "SampleArgs.row_slot");
-static_assert(__builtin_offsetof(SampleArgs, row_len) == 32, "SampleArgs.row_len");
-static_assert(__builtin_offsetof(SampleArgs, records) == 40, "SampleArgs.records");
-static_assert(__builtin_offsetof(SampleArgs, out) == 48, "SampleArgs.out");
-static_assert(__builtin_offsetof(SampleArgs, last_token) == 56, "SampleArgs.last_token");
-static_assert(__builtin_offsetof(SampleArgs, rows) == 64, "SampleArgs.rows");
-static_assert(__builtin_offsetof(SampleArgs, vocab) == 68, "SampleArgs.vocab");
-static_assert(__builtin_offsetof(SampleArgs, step_rows) == 72, "SampleArgs.step_rows");
-static_assert(__builtin_offsetof(SampleArgs, sequences) == 76, "SampleArgs.sequences");
-static_assert(__builtin_offsetof(SampleArgs, slots) == 80, "SampleArgs.slots");
-static_assert(__builtin_offsetof(SampleArgs, indexed) == 84, "SampleArgs.indexed");
+static_assert(OFFSET_OF(SampleArgs, logits) == 0, "SampleArgs.logits");
+static_assert(OFFSET_OF(SampleArgs, rows_index) == 8, "SampleArgs.rows_index");
+static_assert(OFFSET_OF(SampleArgs, row_seq) == 16, "SampleArgs.row_seq");
+static_assert(OFFSET_OF(SampleArgs, row_slot) == 24, "SampleArgs.row_slot");
+static_assert(OFFSET_OF(SampleArgs, row_len) == 32, "SampleArgs.row_len");
+static_assert(OFFSET_OF(SampleArgs, records) == 40, "SampleArgs.records");
+static_assert(OFFSET_OF(SampleArgs, out) == 48, "SampleArgs.out");
+static_assert(OFFSET_OF(SampleArgs, last_token) == 56, "SampleArgs.last_token");
+static_assert(OFFSET_OF(SampleArgs, rows) == 64, "SampleArgs.rows");
+static_assert(OFFSET_OF(SampleArgs, vocab) == 68, "SampleArgs.vocab");
+static_assert(OFFSET_OF(SampleArgs, step_rows) == 72, "SampleArgs.step_rows");
+static_assert(OFFSET_OF(SampleArgs, sequences) == 76, "SampleArgs.sequences");
+static_assert(OFFSET_OF(SampleArgs, slots) == 80, "SampleArgs.slots");
+static_assert(OFFSET_OF(SampleArgs, indexed) == 84, "SampleArgs.indexed");
 
 struct PublishArgs {
     // [64 B] step state.
@@ -177,13 +179,13 @@ struct PublishArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(PublishArgs) == 40, "PublishArgs");
-static_assert(__builtin_offsetof(PublishArgs, state) == 0, "PublishArgs.state");
-static_assert(__builtin_offsetof(PublishArgs, tokens) == 8, "PublishArgs.tokens");
-static_assert(__builtin_offsetof(PublishArgs, results) == 16, "PublishArgs.results");
-static_assert(__builtin_offsetof(PublishArgs, rows) == 24, "PublishArgs.rows");
-static_assert(__builtin_offsetof(PublishArgs, ring_slots) == 28, "PublishArgs.ring_slots");
-static_assert(__builtin_offsetof(PublishArgs, result_bytes) == 32, "PublishArgs.result_bytes");
-static_assert(__builtin_offsetof(PublishArgs, reserved) == 36, "PublishArgs.reserved");
+static_assert(OFFSET_OF(PublishArgs, state) == 0, "PublishArgs.state");
+static_assert(OFFSET_OF(PublishArgs, tokens) == 8, "PublishArgs.tokens");
+static_assert(OFFSET_OF(PublishArgs, results) == 16, "PublishArgs.results");
+static_assert(OFFSET_OF(PublishArgs, rows) == 24, "PublishArgs.rows");
+static_assert(OFFSET_OF(PublishArgs, ring_slots) == 28, "PublishArgs.ring_slots");
+static_assert(OFFSET_OF(PublishArgs, result_bytes) == 32, "PublishArgs.result_bytes");
+static_assert(OFFSET_OF(PublishArgs, reserved) == 36, "PublishArgs.reserved");
 
 struct NormRopeInsertArgs {
     // [rows, packed_width] f32; packed_width = (q_heads + 2 kv_heads) head_dim + (index_heads + 1 if any) index_dim.
@@ -246,35 +248,35 @@ struct NormRopeInsertArgs {
     float eps;
 };
 static_assert(sizeof(NormRopeInsertArgs) == 168, "NormRopeInsertArgs");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, packed) == 0, "NormRopeInsertArgs.packed");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, q_norm) == 8, "NormRopeInsertArgs.q_norm");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, k_norm) == 16, "NormRopeInsertArgs.k_norm");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, index_q_norm) == 24, "NormRopeInsertArgs.index_q_norm");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, index_k_norm) == 32, "NormRopeInsertArgs.index_k_norm");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, cos_sin) == 40, "NormRopeInsertArgs.cos_sin");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, row_slot) == 48, "NormRopeInsertArgs.row_slot");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, row_len) == 56, "NormRopeInsertArgs.row_len");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, block_table) == 64, "NormRopeInsertArgs.block_table");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, q) == 72, "NormRopeInsertArgs.q");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, index_q) == 80, "NormRopeInsertArgs.index_q");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, kv_cache) == 88, "NormRopeInsertArgs.kv_cache");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, index_cache) == 96, "NormRopeInsertArgs.index_cache");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, rows) == 104, "NormRopeInsertArgs.rows");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, packed_width) == 108, "NormRopeInsertArgs.packed_width");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, q_heads) == 112, "NormRopeInsertArgs.q_heads");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, kv_heads) == 116, "NormRopeInsertArgs.kv_heads");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, head_dim) == 120, "NormRopeInsertArgs.head_dim");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, index_heads) == 124, "NormRopeInsertArgs.index_heads");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, index_dim) == 128, "NormRopeInsertArgs.index_dim");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, rotary_dim) == 132, "NormRopeInsertArgs.rotary_dim");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, positions) == 136, "NormRopeInsertArgs.positions");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, slots) == 140, "NormRopeInsertArgs.slots");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, table_width) == 144, "NormRopeInsertArgs.table_width");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, block_size) == 148, "NormRopeInsertArgs.block_size");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, cache_blocks) == 152, "NormRopeInsertArgs.cache_blocks");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, kv_dtype) == 156, "NormRopeInsertArgs.kv_dtype");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, index_dtype) == 160, "NormRopeInsertArgs.index_dtype");
-static_assert(__builtin_offsetof(NormRopeInsertArgs, eps) == 164, "NormRopeInsertArgs.eps");
+static_assert(OFFSET_OF(NormRopeInsertArgs, packed) == 0, "NormRopeInsertArgs.packed");
+static_assert(OFFSET_OF(NormRopeInsertArgs, q_norm) == 8, "NormRopeInsertArgs.q_norm");
+static_assert(OFFSET_OF(NormRopeInsertArgs, k_norm) == 16, "NormRopeInsertArgs.k_norm");
+static_assert(OFFSET_OF(NormRopeInsertArgs, index_q_norm) == 24, "NormRopeInsertArgs.index_q_norm");
+static_assert(OFFSET_OF(NormRopeInsertArgs, index_k_norm) == 32, "NormRopeInsertArgs.index_k_norm");
+static_assert(OFFSET_OF(NormRopeInsertArgs, cos_sin) == 40, "NormRopeInsertArgs.cos_sin");
+static_assert(OFFSET_OF(NormRopeInsertArgs, row_slot) == 48, "NormRopeInsertArgs.row_slot");
+static_assert(OFFSET_OF(NormRopeInsertArgs, row_len) == 56, "NormRopeInsertArgs.row_len");
+static_assert(OFFSET_OF(NormRopeInsertArgs, block_table) == 64, "NormRopeInsertArgs.block_table");
+static_assert(OFFSET_OF(NormRopeInsertArgs, q) == 72, "NormRopeInsertArgs.q");
+static_assert(OFFSET_OF(NormRopeInsertArgs, index_q) == 80, "NormRopeInsertArgs.index_q");
+static_assert(OFFSET_OF(NormRopeInsertArgs, kv_cache) == 88, "NormRopeInsertArgs.kv_cache");
+static_assert(OFFSET_OF(NormRopeInsertArgs, index_cache) == 96, "NormRopeInsertArgs.index_cache");
+static_assert(OFFSET_OF(NormRopeInsertArgs, rows) == 104, "NormRopeInsertArgs.rows");
+static_assert(OFFSET_OF(NormRopeInsertArgs, packed_width) == 108, "NormRopeInsertArgs.packed_width");
+static_assert(OFFSET_OF(NormRopeInsertArgs, q_heads) == 112, "NormRopeInsertArgs.q_heads");
+static_assert(OFFSET_OF(NormRopeInsertArgs, kv_heads) == 116, "NormRopeInsertArgs.kv_heads");
+static_assert(OFFSET_OF(NormRopeInsertArgs, head_dim) == 120, "NormRopeInsertArgs.head_dim");
+static_assert(OFFSET_OF(NormRopeInsertArgs, index_heads) == 124, "NormRopeInsertArgs.index_heads");
+static_assert(OFFSET_OF(NormRopeInsertArgs, index_dim) == 128, "NormRopeInsertArgs.index_dim");
+static_assert(OFFSET_OF(NormRopeInsertArgs, rotary_dim) == 132, "NormRopeInsertArgs.rotary_dim");
+static_assert(OFFSET_OF(NormRopeInsertArgs, positions) == 136, "NormRopeInsertArgs.positions");
+static_assert(OFFSET_OF(NormRopeInsertArgs, slots) == 140, "NormRopeInsertArgs.slots");
+static_assert(OFFSET_OF(NormRopeInsertArgs, table_width) == 144, "NormRopeInsertArgs.table_width");
+static_assert(OFFSET_OF(NormRopeInsertArgs, block_size) == 148, "NormRopeInsertArgs.block_size");
+static_assert(OFFSET_OF(NormRopeInsertArgs, cache_blocks) == 152, "NormRopeInsertArgs.cache_blocks");
+static_assert(OFFSET_OF(NormRopeInsertArgs, kv_dtype) == 156, "NormRopeInsertArgs.kv_dtype");
+static_assert(OFFSET_OF(NormRopeInsertArgs, index_dtype) == 160, "NormRopeInsertArgs.index_dtype");
+static_assert(OFFSET_OF(NormRopeInsertArgs, eps) == 164, "NormRopeInsertArgs.eps");
 
 struct ScoreDecodeArgs {
     // [sequences * query_len, heads, dim] in `index_dtype`.
@@ -323,28 +325,28 @@ struct ScoreDecodeArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(ScoreDecodeArgs) == 112, "ScoreDecodeArgs");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, index_q) == 0, "ScoreDecodeArgs.index_q");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, index_cache) == 8, "ScoreDecodeArgs.index_cache");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, block_table) == 16, "ScoreDecodeArgs.block_table");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, seq_slot) == 24, "ScoreDecodeArgs.seq_slot");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, seq_len) == 32, "ScoreDecodeArgs.seq_len");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, score) == 40, "ScoreDecodeArgs.score");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, sequences) == 48, "ScoreDecodeArgs.sequences");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, query_len) == 52, "ScoreDecodeArgs.query_len");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, heads) == 56, "ScoreDecodeArgs.heads");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, dim) == 60, "ScoreDecodeArgs.dim");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, block_size) == 64, "ScoreDecodeArgs.block_size");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, init_blocks) == 68, "ScoreDecodeArgs.init_blocks");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, local_blocks) == 72, "ScoreDecodeArgs.local_blocks");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, score_rows) == 76, "ScoreDecodeArgs.score_rows");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, score_width) == 80, "ScoreDecodeArgs.score_width");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, slots) == 84, "ScoreDecodeArgs.slots");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, table_width) == 88, "ScoreDecodeArgs.table_width");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, cache_blocks) == 92, "ScoreDecodeArgs.cache_blocks");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, rank) == 96, "ScoreDecodeArgs.rank");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, world) == 100, "ScoreDecodeArgs.world");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, index_dtype) == 104, "ScoreDecodeArgs.index_dtype");
-static_assert(__builtin_offsetof(ScoreDecodeArgs, reserved) == 108, "ScoreDecodeArgs.reserved");
+static_assert(OFFSET_OF(ScoreDecodeArgs, index_q) == 0, "ScoreDecodeArgs.index_q");
+static_assert(OFFSET_OF(ScoreDecodeArgs, index_cache) == 8, "ScoreDecodeArgs.index_cache");
+static_assert(OFFSET_OF(ScoreDecodeArgs, block_table) == 16, "ScoreDecodeArgs.block_table");
+static_assert(OFFSET_OF(ScoreDecodeArgs, seq_slot) == 24, "ScoreDecodeArgs.seq_slot");
+static_assert(OFFSET_OF(ScoreDecodeArgs, seq_len) == 32, "ScoreDecodeArgs.seq_len");
+static_assert(OFFSET_OF(ScoreDecodeArgs, score) == 40, "ScoreDecodeArgs.score");
+static_assert(OFFSET_OF(ScoreDecodeArgs, sequences) == 48, "ScoreDecodeArgs.sequences");
+static_assert(OFFSET_OF(ScoreDecodeArgs, query_len) == 52, "ScoreDecodeArgs.query_len");
+static_assert(OFFSET_OF(ScoreDecodeArgs, heads) == 56, "ScoreDecodeArgs.heads");
+static_assert(OFFSET_OF(ScoreDecodeArgs, dim) == 60, "ScoreDecodeArgs.dim");
+static_assert(OFFSET_OF(ScoreDecodeArgs, block_size) == 64, "ScoreDecodeArgs.block_size");
+static_assert(OFFSET_OF(ScoreDecodeArgs, init_blocks) == 68, "ScoreDecodeArgs.init_blocks");
+static_assert(OFFSET_OF(ScoreDecodeArgs, local_blocks) == 72, "ScoreDecodeArgs.local_blocks");
+static_assert(OFFSET_OF(ScoreDecodeArgs, score_rows) == 76, "ScoreDecodeArgs.score_rows");
+static_assert(OFFSET_OF(ScoreDecodeArgs, score_width) == 80, "ScoreDecodeArgs.score_width");
+static_assert(OFFSET_OF(ScoreDecodeArgs, slots) == 84, "ScoreDecodeArgs.slots");
+static_assert(OFFSET_OF(ScoreDecodeArgs, table_width) == 88, "ScoreDecodeArgs.table_width");
+static_assert(OFFSET_OF(ScoreDecodeArgs, cache_blocks) == 92, "ScoreDecodeArgs.cache_blocks");
+static_assert(OFFSET_OF(ScoreDecodeArgs, rank) == 96, "ScoreDecodeArgs.rank");
+static_assert(OFFSET_OF(ScoreDecodeArgs, world) == 100, "ScoreDecodeArgs.world");
+static_assert(OFFSET_OF(ScoreDecodeArgs, index_dtype) == 104, "ScoreDecodeArgs.index_dtype");
+static_assert(OFFSET_OF(ScoreDecodeArgs, reserved) == 108, "ScoreDecodeArgs.reserved");
 
 struct ScorePrefillArgs {
     // [rows, q_heads_stride, dim] in `index_dtype`; heads `first_head`.. are read.
@@ -393,28 +395,28 @@ struct ScorePrefillArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(ScorePrefillArgs) == 112, "ScorePrefillArgs");
-static_assert(__builtin_offsetof(ScorePrefillArgs, index_q) == 0, "ScorePrefillArgs.index_q");
-static_assert(__builtin_offsetof(ScorePrefillArgs, index_cache) == 8, "ScorePrefillArgs.index_cache");
-static_assert(__builtin_offsetof(ScorePrefillArgs, block_table) == 16, "ScorePrefillArgs.block_table");
-static_assert(__builtin_offsetof(ScorePrefillArgs, row_slot) == 24, "ScorePrefillArgs.row_slot");
-static_assert(__builtin_offsetof(ScorePrefillArgs, row_len) == 32, "ScorePrefillArgs.row_len");
-static_assert(__builtin_offsetof(ScorePrefillArgs, score) == 40, "ScorePrefillArgs.score");
-static_assert(__builtin_offsetof(ScorePrefillArgs, rows) == 48, "ScorePrefillArgs.rows");
-static_assert(__builtin_offsetof(ScorePrefillArgs, tile_rows) == 52, "ScorePrefillArgs.tile_rows");
-static_assert(__builtin_offsetof(ScorePrefillArgs, heads) == 56, "ScorePrefillArgs.heads");
-static_assert(__builtin_offsetof(ScorePrefillArgs, dim) == 60, "ScorePrefillArgs.dim");
-static_assert(__builtin_offsetof(ScorePrefillArgs, block_size) == 64, "ScorePrefillArgs.block_size");
-static_assert(__builtin_offsetof(ScorePrefillArgs, init_blocks) == 68, "ScorePrefillArgs.init_blocks");
-static_assert(__builtin_offsetof(ScorePrefillArgs, local_blocks) == 72, "ScorePrefillArgs.local_blocks");
-static_assert(__builtin_offsetof(ScorePrefillArgs, score_rows) == 76, "ScorePrefillArgs.score_rows");
-static_assert(__builtin_offsetof(ScorePrefillArgs, score_width) == 80, "ScorePrefillArgs.score_width");
-static_assert(__builtin_offsetof(ScorePrefillArgs, slots) == 84, "ScorePrefillArgs.slots");
-static_assert(__builtin_offsetof(ScorePrefillArgs, table_width) == 88, "ScorePrefillArgs.table_width");
-static_assert(__builtin_offsetof(ScorePrefillArgs, cache_blocks) == 92, "ScorePrefillArgs.cache_blocks");
-static_assert(__builtin_offsetof(ScorePrefillArgs, first_head) == 96, "ScorePrefillArgs.first_head");
-static_assert(__builtin_offsetof(ScorePrefillArgs, q_heads_stride) == 100, "ScorePrefillArgs.q_heads_stride");
-static_assert(__builtin_offsetof(ScorePrefillArgs, index_dtype) == 104, "ScorePrefillArgs.index_dtype");
-static_assert(__builtin_offsetof(ScorePrefillArgs, reserved) == 108, "ScorePrefillArgs.reserved");
+static_assert(OFFSET_OF(ScorePrefillArgs, index_q) == 0, "ScorePrefillArgs.index_q");
+static_assert(OFFSET_OF(ScorePrefillArgs, index_cache) == 8, "ScorePrefillArgs.index_cache");
+static_assert(OFFSET_OF(ScorePrefillArgs, block_table) == 16, "ScorePrefillArgs.block_table");
+static_assert(OFFSET_OF(ScorePrefillArgs, row_slot) == 24, "ScorePrefillArgs.row_slot");
+static_assert(OFFSET_OF(ScorePrefillArgs, row_len) == 32, "ScorePrefillArgs.row_len");
+static_assert(OFFSET_OF(ScorePrefillArgs, score) == 40, "ScorePrefillArgs.score");
+static_assert(OFFSET_OF(ScorePrefillArgs, rows) == 48, "ScorePrefillArgs.rows");
+static_assert(OFFSET_OF(ScorePrefillArgs, tile_rows) == 52, "ScorePrefillArgs.tile_rows");
+static_assert(OFFSET_OF(ScorePrefillArgs, heads) == 56, "ScorePrefillArgs.heads");
+static_assert(OFFSET_OF(ScorePrefillArgs, dim) == 60, "ScorePrefillArgs.dim");
+static_assert(OFFSET_OF(ScorePrefillArgs, block_size) == 64, "ScorePrefillArgs.block_size");
+static_assert(OFFSET_OF(ScorePrefillArgs, init_blocks) == 68, "ScorePrefillArgs.init_blocks");
+static_assert(OFFSET_OF(ScorePrefillArgs, local_blocks) == 72, "ScorePrefillArgs.local_blocks");
+static_assert(OFFSET_OF(ScorePrefillArgs, score_rows) == 76, "ScorePrefillArgs.score_rows");
+static_assert(OFFSET_OF(ScorePrefillArgs, score_width) == 80, "ScorePrefillArgs.score_width");
+static_assert(OFFSET_OF(ScorePrefillArgs, slots) == 84, "ScorePrefillArgs.slots");
+static_assert(OFFSET_OF(ScorePrefillArgs, table_width) == 88, "ScorePrefillArgs.table_width");
+static_assert(OFFSET_OF(ScorePrefillArgs, cache_blocks) == 92, "ScorePrefillArgs.cache_blocks");
+static_assert(OFFSET_OF(ScorePrefillArgs, first_head) == 96, "ScorePrefillArgs.first_head");
+static_assert(OFFSET_OF(ScorePrefillArgs, q_heads_stride) == 100, "ScorePrefillArgs.q_heads_stride");
+static_assert(OFFSET_OF(ScorePrefillArgs, index_dtype) == 104, "ScorePrefillArgs.index_dtype");
+static_assert(OFFSET_OF(ScorePrefillArgs, reserved) == 108, "ScorePrefillArgs.reserved");
 
 struct TopkEmitArgs {
     // [heads, score_rows, score_width].
@@ -457,25 +459,25 @@ struct TopkEmitArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(TopkEmitArgs) == 104, "TopkEmitArgs");
-static_assert(__builtin_offsetof(TopkEmitArgs, score) == 0, "TopkEmitArgs.score");
-static_assert(__builtin_offsetof(TopkEmitArgs, row_slot) == 8, "TopkEmitArgs.row_slot");
-static_assert(__builtin_offsetof(TopkEmitArgs, row_len) == 16, "TopkEmitArgs.row_len");
-static_assert(__builtin_offsetof(TopkEmitArgs, block_table) == 24, "TopkEmitArgs.block_table");
-static_assert(__builtin_offsetof(TopkEmitArgs, topk_idx) == 32, "TopkEmitArgs.topk_idx");
-static_assert(__builtin_offsetof(TopkEmitArgs, page_table) == 40, "TopkEmitArgs.page_table");
-static_assert(__builtin_offsetof(TopkEmitArgs, page_len) == 48, "TopkEmitArgs.page_len");
-static_assert(__builtin_offsetof(TopkEmitArgs, rows) == 56, "TopkEmitArgs.rows");
-static_assert(__builtin_offsetof(TopkEmitArgs, heads) == 60, "TopkEmitArgs.heads");
-static_assert(__builtin_offsetof(TopkEmitArgs, kv_heads) == 64, "TopkEmitArgs.kv_heads");
-static_assert(__builtin_offsetof(TopkEmitArgs, topk) == 68, "TopkEmitArgs.topk");
-static_assert(__builtin_offsetof(TopkEmitArgs, block_size) == 72, "TopkEmitArgs.block_size");
-static_assert(__builtin_offsetof(TopkEmitArgs, score_rows) == 76, "TopkEmitArgs.score_rows");
-static_assert(__builtin_offsetof(TopkEmitArgs, score_width) == 80, "TopkEmitArgs.score_width");
-static_assert(__builtin_offsetof(TopkEmitArgs, topk_rows) == 84, "TopkEmitArgs.topk_rows");
-static_assert(__builtin_offsetof(TopkEmitArgs, slots) == 88, "TopkEmitArgs.slots");
-static_assert(__builtin_offsetof(TopkEmitArgs, table_width) == 92, "TopkEmitArgs.table_width");
-static_assert(__builtin_offsetof(TopkEmitArgs, cache_blocks) == 96, "TopkEmitArgs.cache_blocks");
-static_assert(__builtin_offsetof(TopkEmitArgs, reserved) == 100, "TopkEmitArgs.reserved");
+static_assert(OFFSET_OF(TopkEmitArgs, score) == 0, "TopkEmitArgs.score");
+static_assert(OFFSET_OF(TopkEmitArgs, row_slot) == 8, "TopkEmitArgs.row_slot");
+static_assert(OFFSET_OF(TopkEmitArgs, row_len) == 16, "TopkEmitArgs.row_len");
+static_assert(OFFSET_OF(TopkEmitArgs, block_table) == 24, "TopkEmitArgs.block_table");
+static_assert(OFFSET_OF(TopkEmitArgs, topk_idx) == 32, "TopkEmitArgs.topk_idx");
+static_assert(OFFSET_OF(TopkEmitArgs, page_table) == 40, "TopkEmitArgs.page_table");
+static_assert(OFFSET_OF(TopkEmitArgs, page_len) == 48, "TopkEmitArgs.page_len");
+static_assert(OFFSET_OF(TopkEmitArgs, rows) == 56, "TopkEmitArgs.rows");
+static_assert(OFFSET_OF(TopkEmitArgs, heads) == 60, "TopkEmitArgs.heads");
+static_assert(OFFSET_OF(TopkEmitArgs, kv_heads) == 64, "TopkEmitArgs.kv_heads");
+static_assert(OFFSET_OF(TopkEmitArgs, topk) == 68, "TopkEmitArgs.topk");
+static_assert(OFFSET_OF(TopkEmitArgs, block_size) == 72, "TopkEmitArgs.block_size");
+static_assert(OFFSET_OF(TopkEmitArgs, score_rows) == 76, "TopkEmitArgs.score_rows");
+static_assert(OFFSET_OF(TopkEmitArgs, score_width) == 80, "TopkEmitArgs.score_width");
+static_assert(OFFSET_OF(TopkEmitArgs, topk_rows) == 84, "TopkEmitArgs.topk_rows");
+static_assert(OFFSET_OF(TopkEmitArgs, slots) == 88, "TopkEmitArgs.slots");
+static_assert(OFFSET_OF(TopkEmitArgs, table_width) == 92, "TopkEmitArgs.table_width");
+static_assert(OFFSET_OF(TopkEmitArgs, cache_blocks) == 96, "TopkEmitArgs.cache_blocks");
+static_assert(OFFSET_OF(TopkEmitArgs, reserved) == 100, "TopkEmitArgs.reserved");
 
 struct AttendSparseArgs {
     // [rows, q_heads, head_dim].
@@ -514,23 +516,23 @@ struct AttendSparseArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(AttendSparseArgs) == 88, "AttendSparseArgs");
-static_assert(__builtin_offsetof(AttendSparseArgs, q) == 0, "AttendSparseArgs.q");
-static_assert(__builtin_offsetof(AttendSparseArgs, kv_cache) == 8, "AttendSparseArgs.kv_cache");
-static_assert(__builtin_offsetof(AttendSparseArgs, page_table) == 16, "AttendSparseArgs.page_table");
-static_assert(__builtin_offsetof(AttendSparseArgs, page_len) == 24, "AttendSparseArgs.page_len");
-static_assert(__builtin_offsetof(AttendSparseArgs, out) == 32, "AttendSparseArgs.out");
-static_assert(__builtin_offsetof(AttendSparseArgs, rows) == 40, "AttendSparseArgs.rows");
-static_assert(__builtin_offsetof(AttendSparseArgs, q_heads) == 44, "AttendSparseArgs.q_heads");
-static_assert(__builtin_offsetof(AttendSparseArgs, kv_heads) == 48, "AttendSparseArgs.kv_heads");
-static_assert(__builtin_offsetof(AttendSparseArgs, head_dim) == 52, "AttendSparseArgs.head_dim");
-static_assert(__builtin_offsetof(AttendSparseArgs, table_pages) == 56, "AttendSparseArgs.table_pages");
-static_assert(__builtin_offsetof(AttendSparseArgs, block_size) == 60, "AttendSparseArgs.block_size");
-static_assert(__builtin_offsetof(AttendSparseArgs, cache_blocks) == 64, "AttendSparseArgs.cache_blocks");
-static_assert(__builtin_offsetof(AttendSparseArgs, kv_dtype) == 68, "AttendSparseArgs.kv_dtype");
-static_assert(__builtin_offsetof(AttendSparseArgs, scale) == 72, "AttendSparseArgs.scale");
-static_assert(__builtin_offsetof(AttendSparseArgs, k_scale) == 76, "AttendSparseArgs.k_scale");
-static_assert(__builtin_offsetof(AttendSparseArgs, v_scale) == 80, "AttendSparseArgs.v_scale");
-static_assert(__builtin_offsetof(AttendSparseArgs, reserved) == 84, "AttendSparseArgs.reserved");
+static_assert(OFFSET_OF(AttendSparseArgs, q) == 0, "AttendSparseArgs.q");
+static_assert(OFFSET_OF(AttendSparseArgs, kv_cache) == 8, "AttendSparseArgs.kv_cache");
+static_assert(OFFSET_OF(AttendSparseArgs, page_table) == 16, "AttendSparseArgs.page_table");
+static_assert(OFFSET_OF(AttendSparseArgs, page_len) == 24, "AttendSparseArgs.page_len");
+static_assert(OFFSET_OF(AttendSparseArgs, out) == 32, "AttendSparseArgs.out");
+static_assert(OFFSET_OF(AttendSparseArgs, rows) == 40, "AttendSparseArgs.rows");
+static_assert(OFFSET_OF(AttendSparseArgs, q_heads) == 44, "AttendSparseArgs.q_heads");
+static_assert(OFFSET_OF(AttendSparseArgs, kv_heads) == 48, "AttendSparseArgs.kv_heads");
+static_assert(OFFSET_OF(AttendSparseArgs, head_dim) == 52, "AttendSparseArgs.head_dim");
+static_assert(OFFSET_OF(AttendSparseArgs, table_pages) == 56, "AttendSparseArgs.table_pages");
+static_assert(OFFSET_OF(AttendSparseArgs, block_size) == 60, "AttendSparseArgs.block_size");
+static_assert(OFFSET_OF(AttendSparseArgs, cache_blocks) == 64, "AttendSparseArgs.cache_blocks");
+static_assert(OFFSET_OF(AttendSparseArgs, kv_dtype) == 68, "AttendSparseArgs.kv_dtype");
+static_assert(OFFSET_OF(AttendSparseArgs, scale) == 72, "AttendSparseArgs.scale");
+static_assert(OFFSET_OF(AttendSparseArgs, k_scale) == 76, "AttendSparseArgs.k_scale");
+static_assert(OFFSET_OF(AttendSparseArgs, v_scale) == 80, "AttendSparseArgs.v_scale");
+static_assert(OFFSET_OF(AttendSparseArgs, reserved) == 84, "AttendSparseArgs.reserved");
 
 struct AttendDenseArgs {
     // [rows, q_heads, head_dim].
@@ -567,22 +569,22 @@ struct AttendDenseArgs {
     float scale;
 };
 static_assert(sizeof(AttendDenseArgs) == 88, "AttendDenseArgs");
-static_assert(__builtin_offsetof(AttendDenseArgs, q) == 0, "AttendDenseArgs.q");
-static_assert(__builtin_offsetof(AttendDenseArgs, kv_cache) == 8, "AttendDenseArgs.kv_cache");
-static_assert(__builtin_offsetof(AttendDenseArgs, row_slot) == 16, "AttendDenseArgs.row_slot");
-static_assert(__builtin_offsetof(AttendDenseArgs, row_len) == 24, "AttendDenseArgs.row_len");
-static_assert(__builtin_offsetof(AttendDenseArgs, block_table) == 32, "AttendDenseArgs.block_table");
-static_assert(__builtin_offsetof(AttendDenseArgs, out) == 40, "AttendDenseArgs.out");
-static_assert(__builtin_offsetof(AttendDenseArgs, rows) == 48, "AttendDenseArgs.rows");
-static_assert(__builtin_offsetof(AttendDenseArgs, q_heads) == 52, "AttendDenseArgs.q_heads");
-static_assert(__builtin_offsetof(AttendDenseArgs, kv_heads) == 56, "AttendDenseArgs.kv_heads");
-static_assert(__builtin_offsetof(AttendDenseArgs, head_dim) == 60, "AttendDenseArgs.head_dim");
-static_assert(__builtin_offsetof(AttendDenseArgs, block_size) == 64, "AttendDenseArgs.block_size");
-static_assert(__builtin_offsetof(AttendDenseArgs, cache_blocks) == 68, "AttendDenseArgs.cache_blocks");
-static_assert(__builtin_offsetof(AttendDenseArgs, slots) == 72, "AttendDenseArgs.slots");
-static_assert(__builtin_offsetof(AttendDenseArgs, table_width) == 76, "AttendDenseArgs.table_width");
-static_assert(__builtin_offsetof(AttendDenseArgs, kv_dtype) == 80, "AttendDenseArgs.kv_dtype");
-static_assert(__builtin_offsetof(AttendDenseArgs, scale) == 84, "AttendDenseArgs.scale");
+static_assert(OFFSET_OF(AttendDenseArgs, q) == 0, "AttendDenseArgs.q");
+static_assert(OFFSET_OF(AttendDenseArgs, kv_cache) == 8, "AttendDenseArgs.kv_cache");
+static_assert(OFFSET_OF(AttendDenseArgs, row_slot) == 16, "AttendDenseArgs.row_slot");
+static_assert(OFFSET_OF(AttendDenseArgs, row_len) == 24, "AttendDenseArgs.row_len");
+static_assert(OFFSET_OF(AttendDenseArgs, block_table) == 32, "AttendDenseArgs.block_table");
+static_assert(OFFSET_OF(AttendDenseArgs, out) == 40, "AttendDenseArgs.out");
+static_assert(OFFSET_OF(AttendDenseArgs, rows) == 48, "AttendDenseArgs.rows");
+static_assert(OFFSET_OF(AttendDenseArgs, q_heads) == 52, "AttendDenseArgs.q_heads");
+static_assert(OFFSET_OF(AttendDenseArgs, kv_heads) == 56, "AttendDenseArgs.kv_heads");
+static_assert(OFFSET_OF(AttendDenseArgs, head_dim) == 60, "AttendDenseArgs.head_dim");
+static_assert(OFFSET_OF(AttendDenseArgs, block_size) == 64, "AttendDenseArgs.block_size");
+static_assert(OFFSET_OF(AttendDenseArgs, cache_blocks) == 68, "AttendDenseArgs.cache_blocks");
+static_assert(OFFSET_OF(AttendDenseArgs, slots) == 72, "AttendDenseArgs.slots");
+static_assert(OFFSET_OF(AttendDenseArgs, table_width) == 76, "AttendDenseArgs.table_width");
+static_assert(OFFSET_OF(AttendDenseArgs, kv_dtype) == 80, "AttendDenseArgs.kv_dtype");
+static_assert(OFFSET_OF(AttendDenseArgs, scale) == 84, "AttendDenseArgs.scale");
 
 struct RmsNormArgs {
     // [x_rows, width].
@@ -609,17 +611,17 @@ struct RmsNormArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(RmsNormArgs) == 64, "RmsNormArgs");
-static_assert(__builtin_offsetof(RmsNormArgs, x) == 0, "RmsNormArgs.x");
-static_assert(__builtin_offsetof(RmsNormArgs, rows_index) == 8, "RmsNormArgs.rows_index");
-static_assert(__builtin_offsetof(RmsNormArgs, row_len) == 16, "RmsNormArgs.row_len");
-static_assert(__builtin_offsetof(RmsNormArgs, weight) == 24, "RmsNormArgs.weight");
-static_assert(__builtin_offsetof(RmsNormArgs, out) == 32, "RmsNormArgs.out");
-static_assert(__builtin_offsetof(RmsNormArgs, rows) == 40, "RmsNormArgs.rows");
-static_assert(__builtin_offsetof(RmsNormArgs, x_rows) == 44, "RmsNormArgs.x_rows");
-static_assert(__builtin_offsetof(RmsNormArgs, width) == 48, "RmsNormArgs.width");
-static_assert(__builtin_offsetof(RmsNormArgs, indexed) == 52, "RmsNormArgs.indexed");
-static_assert(__builtin_offsetof(RmsNormArgs, eps) == 56, "RmsNormArgs.eps");
-static_assert(__builtin_offsetof(RmsNormArgs, reserved) == 60, "RmsNormArgs.reserved");
+static_assert(OFFSET_OF(RmsNormArgs, x) == 0, "RmsNormArgs.x");
+static_assert(OFFSET_OF(RmsNormArgs, rows_index) == 8, "RmsNormArgs.rows_index");
+static_assert(OFFSET_OF(RmsNormArgs, row_len) == 16, "RmsNormArgs.row_len");
+static_assert(OFFSET_OF(RmsNormArgs, weight) == 24, "RmsNormArgs.weight");
+static_assert(OFFSET_OF(RmsNormArgs, out) == 32, "RmsNormArgs.out");
+static_assert(OFFSET_OF(RmsNormArgs, rows) == 40, "RmsNormArgs.rows");
+static_assert(OFFSET_OF(RmsNormArgs, x_rows) == 44, "RmsNormArgs.x_rows");
+static_assert(OFFSET_OF(RmsNormArgs, width) == 48, "RmsNormArgs.width");
+static_assert(OFFSET_OF(RmsNormArgs, indexed) == 52, "RmsNormArgs.indexed");
+static_assert(OFFSET_OF(RmsNormArgs, eps) == 56, "RmsNormArgs.eps");
+static_assert(OFFSET_OF(RmsNormArgs, reserved) == 60, "RmsNormArgs.reserved");
 
 struct SelectLastArgs {
     // [sequences + 1] prefix sums of query lengths.
@@ -632,10 +634,10 @@ struct SelectLastArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(SelectLastArgs) == 24, "SelectLastArgs");
-static_assert(__builtin_offsetof(SelectLastArgs, cu_seqlens) == 0, "SelectLastArgs.cu_seqlens");
-static_assert(__builtin_offsetof(SelectLastArgs, rows_index) == 8, "SelectLastArgs.rows_index");
-static_assert(__builtin_offsetof(SelectLastArgs, sequences) == 16, "SelectLastArgs.sequences");
-static_assert(__builtin_offsetof(SelectLastArgs, reserved) == 20, "SelectLastArgs.reserved");
+static_assert(OFFSET_OF(SelectLastArgs, cu_seqlens) == 0, "SelectLastArgs.cu_seqlens");
+static_assert(OFFSET_OF(SelectLastArgs, rows_index) == 8, "SelectLastArgs.rows_index");
+static_assert(OFFSET_OF(SelectLastArgs, sequences) == 16, "SelectLastArgs.sequences");
+static_assert(OFFSET_OF(SelectLastArgs, reserved) == 20, "SelectLastArgs.reserved");
 
 struct LinearArgs {
     // [rows, k], rows `x_stride` apart.
@@ -668,20 +670,20 @@ struct LinearArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(LinearArgs) == 72, "LinearArgs");
-static_assert(__builtin_offsetof(LinearArgs, x) == 0, "LinearArgs.x");
-static_assert(__builtin_offsetof(LinearArgs, weight) == 8, "LinearArgs.weight");
-static_assert(__builtin_offsetof(LinearArgs, row_len) == 16, "LinearArgs.row_len");
-static_assert(__builtin_offsetof(LinearArgs, out) == 24, "LinearArgs.out");
-static_assert(__builtin_offsetof(LinearArgs, rows) == 32, "LinearArgs.rows");
-static_assert(__builtin_offsetof(LinearArgs, n) == 36, "LinearArgs.n");
-static_assert(__builtin_offsetof(LinearArgs, k) == 40, "LinearArgs.k");
-static_assert(__builtin_offsetof(LinearArgs, x_stride) == 44, "LinearArgs.x_stride");
-static_assert(__builtin_offsetof(LinearArgs, out_stride) == 48, "LinearArgs.out_stride");
-static_assert(__builtin_offsetof(LinearArgs, weight_dtype) == 52, "LinearArgs.weight_dtype");
-static_assert(__builtin_offsetof(LinearArgs, accumulate) == 56, "LinearArgs.accumulate");
-static_assert(__builtin_offsetof(LinearArgs, tile_cols) == 60, "LinearArgs.tile_cols");
-static_assert(__builtin_offsetof(LinearArgs, tile_rows) == 64, "LinearArgs.tile_rows");
-static_assert(__builtin_offsetof(LinearArgs, reserved) == 68, "LinearArgs.reserved");
+static_assert(OFFSET_OF(LinearArgs, x) == 0, "LinearArgs.x");
+static_assert(OFFSET_OF(LinearArgs, weight) == 8, "LinearArgs.weight");
+static_assert(OFFSET_OF(LinearArgs, row_len) == 16, "LinearArgs.row_len");
+static_assert(OFFSET_OF(LinearArgs, out) == 24, "LinearArgs.out");
+static_assert(OFFSET_OF(LinearArgs, rows) == 32, "LinearArgs.rows");
+static_assert(OFFSET_OF(LinearArgs, n) == 36, "LinearArgs.n");
+static_assert(OFFSET_OF(LinearArgs, k) == 40, "LinearArgs.k");
+static_assert(OFFSET_OF(LinearArgs, x_stride) == 44, "LinearArgs.x_stride");
+static_assert(OFFSET_OF(LinearArgs, out_stride) == 48, "LinearArgs.out_stride");
+static_assert(OFFSET_OF(LinearArgs, weight_dtype) == 52, "LinearArgs.weight_dtype");
+static_assert(OFFSET_OF(LinearArgs, accumulate) == 56, "LinearArgs.accumulate");
+static_assert(OFFSET_OF(LinearArgs, tile_cols) == 60, "LinearArgs.tile_cols");
+static_assert(OFFSET_OF(LinearArgs, tile_rows) == 64, "LinearArgs.tile_rows");
+static_assert(OFFSET_OF(LinearArgs, reserved) == 68, "LinearArgs.reserved");
 
 struct RouteArgs {
     // [rows, experts] router logits.
@@ -704,15 +706,15 @@ struct RouteArgs {
     float scale;
 };
 static_assert(sizeof(RouteArgs) == 56, "RouteArgs");
-static_assert(__builtin_offsetof(RouteArgs, logits) == 0, "RouteArgs.logits");
-static_assert(__builtin_offsetof(RouteArgs, bias) == 8, "RouteArgs.bias");
-static_assert(__builtin_offsetof(RouteArgs, row_len) == 16, "RouteArgs.row_len");
-static_assert(__builtin_offsetof(RouteArgs, ids) == 24, "RouteArgs.ids");
-static_assert(__builtin_offsetof(RouteArgs, weights) == 32, "RouteArgs.weights");
-static_assert(__builtin_offsetof(RouteArgs, rows) == 40, "RouteArgs.rows");
-static_assert(__builtin_offsetof(RouteArgs, experts) == 44, "RouteArgs.experts");
-static_assert(__builtin_offsetof(RouteArgs, topk) == 48, "RouteArgs.topk");
-static_assert(__builtin_offsetof(RouteArgs, scale) == 52, "RouteArgs.scale");
+static_assert(OFFSET_OF(RouteArgs, logits) == 0, "RouteArgs.logits");
+static_assert(OFFSET_OF(RouteArgs, bias) == 8, "RouteArgs.bias");
+static_assert(OFFSET_OF(RouteArgs, row_len) == 16, "RouteArgs.row_len");
+static_assert(OFFSET_OF(RouteArgs, ids) == 24, "RouteArgs.ids");
+static_assert(OFFSET_OF(RouteArgs, weights) == 32, "RouteArgs.weights");
+static_assert(OFFSET_OF(RouteArgs, rows) == 40, "RouteArgs.rows");
+static_assert(OFFSET_OF(RouteArgs, experts) == 44, "RouteArgs.experts");
+static_assert(OFFSET_OF(RouteArgs, topk) == 48, "RouteArgs.topk");
+static_assert(OFFSET_OF(RouteArgs, scale) == 52, "RouteArgs.scale");
 
 struct MoeSortArgs {
     // [pairs] experts.
@@ -731,13 +733,13 @@ struct MoeSortArgs {
     unsigned int tiles_max;
 };
 static_assert(sizeof(MoeSortArgs) == 40, "MoeSortArgs");
-static_assert(__builtin_offsetof(MoeSortArgs, ids) == 0, "MoeSortArgs.ids");
-static_assert(__builtin_offsetof(MoeSortArgs, list) == 8, "MoeSortArgs.list");
-static_assert(__builtin_offsetof(MoeSortArgs, tiles) == 16, "MoeSortArgs.tiles");
-static_assert(__builtin_offsetof(MoeSortArgs, pairs) == 24, "MoeSortArgs.pairs");
-static_assert(__builtin_offsetof(MoeSortArgs, experts) == 28, "MoeSortArgs.experts");
-static_assert(__builtin_offsetof(MoeSortArgs, tile_rows) == 32, "MoeSortArgs.tile_rows");
-static_assert(__builtin_offsetof(MoeSortArgs, tiles_max) == 36, "MoeSortArgs.tiles_max");
+static_assert(OFFSET_OF(MoeSortArgs, ids) == 0, "MoeSortArgs.ids");
+static_assert(OFFSET_OF(MoeSortArgs, list) == 8, "MoeSortArgs.list");
+static_assert(OFFSET_OF(MoeSortArgs, tiles) == 16, "MoeSortArgs.tiles");
+static_assert(OFFSET_OF(MoeSortArgs, pairs) == 24, "MoeSortArgs.pairs");
+static_assert(OFFSET_OF(MoeSortArgs, experts) == 28, "MoeSortArgs.experts");
+static_assert(OFFSET_OF(MoeSortArgs, tile_rows) == 32, "MoeSortArgs.tile_rows");
+static_assert(OFFSET_OF(MoeSortArgs, tiles_max) == 36, "MoeSortArgs.tiles_max");
 
 struct MoeLinearArgs {
     // [pairs / pairs_a_row, k].
@@ -768,19 +770,19 @@ struct MoeLinearArgs {
     unsigned int weight_dtype;
 };
 static_assert(sizeof(MoeLinearArgs) == 72, "MoeLinearArgs");
-static_assert(__builtin_offsetof(MoeLinearArgs, x) == 0, "MoeLinearArgs.x");
-static_assert(__builtin_offsetof(MoeLinearArgs, weight) == 8, "MoeLinearArgs.weight");
-static_assert(__builtin_offsetof(MoeLinearArgs, list) == 16, "MoeLinearArgs.list");
-static_assert(__builtin_offsetof(MoeLinearArgs, tiles) == 24, "MoeLinearArgs.tiles");
-static_assert(__builtin_offsetof(MoeLinearArgs, out) == 32, "MoeLinearArgs.out");
-static_assert(__builtin_offsetof(MoeLinearArgs, pairs) == 40, "MoeLinearArgs.pairs");
-static_assert(__builtin_offsetof(MoeLinearArgs, pairs_a_row) == 44, "MoeLinearArgs.pairs_a_row");
-static_assert(__builtin_offsetof(MoeLinearArgs, n) == 48, "MoeLinearArgs.n");
-static_assert(__builtin_offsetof(MoeLinearArgs, k) == 52, "MoeLinearArgs.k");
-static_assert(__builtin_offsetof(MoeLinearArgs, experts) == 56, "MoeLinearArgs.experts");
-static_assert(__builtin_offsetof(MoeLinearArgs, tiles_max) == 60, "MoeLinearArgs.tiles_max");
-static_assert(__builtin_offsetof(MoeLinearArgs, tile_cols) == 64, "MoeLinearArgs.tile_cols");
-static_assert(__builtin_offsetof(MoeLinearArgs, weight_dtype) == 68, "MoeLinearArgs.weight_dtype");
+static_assert(OFFSET_OF(MoeLinearArgs, x) == 0, "MoeLinearArgs.x");
+static_assert(OFFSET_OF(MoeLinearArgs, weight) == 8, "MoeLinearArgs.weight");
+static_assert(OFFSET_OF(MoeLinearArgs, list) == 16, "MoeLinearArgs.list");
+static_assert(OFFSET_OF(MoeLinearArgs, tiles) == 24, "MoeLinearArgs.tiles");
+static_assert(OFFSET_OF(MoeLinearArgs, out) == 32, "MoeLinearArgs.out");
+static_assert(OFFSET_OF(MoeLinearArgs, pairs) == 40, "MoeLinearArgs.pairs");
+static_assert(OFFSET_OF(MoeLinearArgs, pairs_a_row) == 44, "MoeLinearArgs.pairs_a_row");
+static_assert(OFFSET_OF(MoeLinearArgs, n) == 48, "MoeLinearArgs.n");
+static_assert(OFFSET_OF(MoeLinearArgs, k) == 52, "MoeLinearArgs.k");
+static_assert(OFFSET_OF(MoeLinearArgs, experts) == 56, "MoeLinearArgs.experts");
+static_assert(OFFSET_OF(MoeLinearArgs, tiles_max) == 60, "MoeLinearArgs.tiles_max");
+static_assert(OFFSET_OF(MoeLinearArgs, tile_cols) == 64, "MoeLinearArgs.tile_cols");
+static_assert(OFFSET_OF(MoeLinearArgs, weight_dtype) == 68, "MoeLinearArgs.weight_dtype");
 
 struct MoeCombineArgs {
     // [rows, topk, width] outputs of the experts.
@@ -801,14 +803,14 @@ struct MoeCombineArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(MoeCombineArgs) == 48, "MoeCombineArgs");
-static_assert(__builtin_offsetof(MoeCombineArgs, experts) == 0, "MoeCombineArgs.experts");
-static_assert(__builtin_offsetof(MoeCombineArgs, weights) == 8, "MoeCombineArgs.weights");
-static_assert(__builtin_offsetof(MoeCombineArgs, row_len) == 16, "MoeCombineArgs.row_len");
-static_assert(__builtin_offsetof(MoeCombineArgs, residual) == 24, "MoeCombineArgs.residual");
-static_assert(__builtin_offsetof(MoeCombineArgs, rows) == 32, "MoeCombineArgs.rows");
-static_assert(__builtin_offsetof(MoeCombineArgs, topk) == 36, "MoeCombineArgs.topk");
-static_assert(__builtin_offsetof(MoeCombineArgs, width) == 40, "MoeCombineArgs.width");
-static_assert(__builtin_offsetof(MoeCombineArgs, reserved) == 44, "MoeCombineArgs.reserved");
+static_assert(OFFSET_OF(MoeCombineArgs, experts) == 0, "MoeCombineArgs.experts");
+static_assert(OFFSET_OF(MoeCombineArgs, weights) == 8, "MoeCombineArgs.weights");
+static_assert(OFFSET_OF(MoeCombineArgs, row_len) == 16, "MoeCombineArgs.row_len");
+static_assert(OFFSET_OF(MoeCombineArgs, residual) == 24, "MoeCombineArgs.residual");
+static_assert(OFFSET_OF(MoeCombineArgs, rows) == 32, "MoeCombineArgs.rows");
+static_assert(OFFSET_OF(MoeCombineArgs, topk) == 36, "MoeCombineArgs.topk");
+static_assert(OFFSET_OF(MoeCombineArgs, width) == 40, "MoeCombineArgs.width");
+static_assert(OFFSET_OF(MoeCombineArgs, reserved) == 44, "MoeCombineArgs.reserved");
 
 struct SwigluArgs {
     // [rows, 2 * width], gate then up.
@@ -831,15 +833,15 @@ struct SwigluArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(SwigluArgs) == 48, "SwigluArgs");
-static_assert(__builtin_offsetof(SwigluArgs, x) == 0, "SwigluArgs.x");
-static_assert(__builtin_offsetof(SwigluArgs, row_len) == 8, "SwigluArgs.row_len");
-static_assert(__builtin_offsetof(SwigluArgs, out) == 16, "SwigluArgs.out");
-static_assert(__builtin_offsetof(SwigluArgs, rows) == 24, "SwigluArgs.rows");
-static_assert(__builtin_offsetof(SwigluArgs, width) == 28, "SwigluArgs.width");
-static_assert(__builtin_offsetof(SwigluArgs, rows_a_len) == 32, "SwigluArgs.rows_a_len");
-static_assert(__builtin_offsetof(SwigluArgs, alpha) == 36, "SwigluArgs.alpha");
-static_assert(__builtin_offsetof(SwigluArgs, limit) == 40, "SwigluArgs.limit");
-static_assert(__builtin_offsetof(SwigluArgs, reserved) == 44, "SwigluArgs.reserved");
+static_assert(OFFSET_OF(SwigluArgs, x) == 0, "SwigluArgs.x");
+static_assert(OFFSET_OF(SwigluArgs, row_len) == 8, "SwigluArgs.row_len");
+static_assert(OFFSET_OF(SwigluArgs, out) == 16, "SwigluArgs.out");
+static_assert(OFFSET_OF(SwigluArgs, rows) == 24, "SwigluArgs.rows");
+static_assert(OFFSET_OF(SwigluArgs, width) == 28, "SwigluArgs.width");
+static_assert(OFFSET_OF(SwigluArgs, rows_a_len) == 32, "SwigluArgs.rows_a_len");
+static_assert(OFFSET_OF(SwigluArgs, alpha) == 36, "SwigluArgs.alpha");
+static_assert(OFFSET_OF(SwigluArgs, limit) == 40, "SwigluArgs.limit");
+static_assert(OFFSET_OF(SwigluArgs, reserved) == 44, "SwigluArgs.reserved");
 
 struct ProbeArgs {
     // [count], 32-bit patterns without a sign.
@@ -856,9 +858,9 @@ struct ProbeArgs {
     unsigned int reserved;
 };
 static_assert(sizeof(ProbeArgs) == 32, "ProbeArgs");
-static_assert(__builtin_offsetof(ProbeArgs, dst) == 0, "ProbeArgs.dst");
-static_assert(__builtin_offsetof(ProbeArgs, src) == 8, "ProbeArgs.src");
-static_assert(__builtin_offsetof(ProbeArgs, count) == 16, "ProbeArgs.count");
-static_assert(__builtin_offsetof(ProbeArgs, mul) == 20, "ProbeArgs.mul");
-static_assert(__builtin_offsetof(ProbeArgs, add) == 24, "ProbeArgs.add");
-static_assert(__builtin_offsetof(ProbeArgs, reserved) == 28, "ProbeArgs.reserved");
+static_assert(OFFSET_OF(ProbeArgs, dst) == 0, "ProbeArgs.dst");
+static_assert(OFFSET_OF(ProbeArgs, src) == 8, "ProbeArgs.src");
+static_assert(OFFSET_OF(ProbeArgs, count) == 16, "ProbeArgs.count");
+static_assert(OFFSET_OF(ProbeArgs, mul) == 20, "ProbeArgs.mul");
+static_assert(OFFSET_OF(ProbeArgs, add) == 24, "ProbeArgs.add");
+static_assert(OFFSET_OF(ProbeArgs, reserved) == 28, "ProbeArgs.reserved");

@@ -8,6 +8,8 @@
 #define LDS __shared__
 // LDS whose size the launch gives.
 #define LDS_DYNAMIC(type, name) extern LDS type name[]
+// NVRTC has no __builtin_offsetof; this is what its own offsetof is made of.
+#define OFFSET_OF(Struct, field) __INTADDR__(&(((Struct *)0)->field))
 #define UNROLL _Pragma("unroll")
 #define PRAGMA(text) _Pragma(#text)
 #define UNROLL_BY(n) PRAGMA(unroll n)

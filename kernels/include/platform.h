@@ -1,6 +1,6 @@
 // The one place that knows whose compiler this is.
 //
-// Everything else includes this file and names only what it defines: integer types, `KERNEL`, `DEVICE`, `LDS`, the position of
+// Everything else includes this file and names only what it defines: integer types, `KERNEL`, `DEVICE`, `LDS`, `OFFSET_OF`, the position of
 // a lane (`lane()`, `wave_lanes()`, `group(dim)`, `groups(dim)`), barriers, shuffles, atomics, system-scope loads and stores,
 // correctly rounded f32 arithmetic without contraction (a fused multiply-add is written `fused`), and the matrix tile of the
 // score kernels. amd.h and nvidia.h define the same names in the same order.

@@ -14,7 +14,8 @@ pub fn args_header() -> String {
     let mut text = String::from(
         "// Argument structs of the kernels and codes of element types. Generated from src/kernels by\n\
          // `CAPSTAN_BLESS=1 cargo test --lib header`; do not edit.\n\
-         #pragma once\n\n",
+         #pragma once\n\n\
+         #include \"platform.h\"\n\n",
     );
     for dtype in DType::ALL {
         let _ = writeln!(text, "#define DTYPE_{} {}u", dtype.name().to_uppercase(), dtype.code());
@@ -45,7 +46,7 @@ fn write_struct(text: &mut String, layout: &ArgsLayout) {
     for field in layout.fields {
         let _ = writeln!(
             text,
-            "static_assert(__builtin_offsetof({name}, {field}) == {}, \"{name}.{field}\");",
+            "static_assert(OFFSET_OF({name}, {field}) == {}, \"{name}.{field}\");",
             field.offset,
             field = field.name
         );

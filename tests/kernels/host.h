@@ -16,6 +16,7 @@
 #define DEVICE inline
 #define LDS static
 #define LDS_DYNAMIC(type, name) static type* const name = (type*)host::lds
+#define OFFSET_OF(Struct, field) __builtin_offsetof(Struct, field)
 #define UNROLL
 #define UNROLL_BY(n)
 
