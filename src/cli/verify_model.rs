@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::progress::Bar;
@@ -11,7 +12,8 @@ use super::table::table;
 use super::{Shared, print};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::measure::verify_model::verify_model;
+use crate::hal::Device;
+use crate::measure::verify_model::{cache_deviation, verify_model};
 
 /// Flags of `capstan verify-model`.
 #[derive(Debug, Args)]
@@ -21,11 +23,26 @@ pub(super) struct VerifyModelArgs {
     /// Checkpoint directory with a reference.safetensors
     #[arg(value_name = "DIR")]
     dir: PathBuf,
+    /// Instead, compare caches of this type with f32 caches, layer by layer
+    #[arg(long, value_enum, value_name = "TYPE", conflicts_with_all = ["kv_dtype", "index_dtype"])]
+    cache: Option<Cache>,
+}
+
+/// Narrow caches: of keys and values, and of index keys.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Cache {
+    /// bfloat16
+    Bf16,
+    /// fp8 E4M3
+    Fp8,
 }
 
 /// Exit code 1 past a bound; with caches narrower than f32 the deviations are a report and nothing fails.
 pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode> {
     let device = args.shared.open_device()?;
+    if let Some(cache) = args.cache {
+        return caches(args, &device, cache).map(|()| ExitCode::SUCCESS);
+    }
     let limits = &args.shared.limits;
     let dtypes = (limits.kv_dtype.unwrap_or(DType::F32), limits.index_dtype.unwrap_or(DType::F32));
     let mut bar = Bar::new();
@@ -59,4 +76,39 @@ pub(super) fn run(args: &VerifyModelArgs) -> Result<ExitCode> {
         }
         _ => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// What narrow caches cost, layer by layer: a report, no verdict.
+fn caches(args: &VerifyModelArgs, device: &Arc<dyn Device>, cache: Cache) -> Result<()> {
+    let dtype = match cache {
+        Cache::Bf16 => DType::Bf16,
+        Cache::Fp8 => DType::F8E4M3,
+    };
+    let mut bar = Bar::new();
+    let found = cache_deviation(device, &args.dir, (dtype, dtype), |done, all| {
+        bar.show("comparing", done as u64, all as u64, "prompts".into());
+    })?;
+    drop(bar);
+    if args.shared.json {
+        return print(&format!("{:#}", json!(found)));
+    }
+    let share = |share: Option<f64>| share.map_or("".into(), |share| format!("{:.1}%", 100.0 * share));
+    let rows = found.layers.iter().map(|layer| {
+        vec![
+            layer.layer.to_string(),
+            if layer.sparse { "sparse" } else { "dense" }.into(),
+            format!("{:.1e}", layer.rms),
+            format!("{:.1e}", layer.largest),
+            share(layer.selected_too),
+            share(layer.same_selection),
+        ]
+    });
+    let text = table(&["layer", "attention", ">rms", ">largest", ">blocks kept", ">same selection"], rows);
+    print(&format!(
+        "{text}\n\n{dtype} caches against f32 caches, {} rows; deviations of the residual stream, relative to its own size.\n\
+         Logits: {:.1e} of the largest; the same token in {:.1}% of the rows.",
+        found.rows,
+        found.logits,
+        100.0 * found.same_token
+    ))
 }

@@ -3,15 +3,19 @@
 //! Every prompt is prefilled in chunks and decoded by replay; a second executor runs the same steps eagerly, op by op, and reads
 //! what each sparse layer selected. Both must sample the same tokens from the same logits, bit for bit.
 
+mod caches;
+mod reference;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
+pub use self::caches::{CacheDeviation, LayerDeviation, cache_deviation};
+use self::reference::{Blocks, Prompt, Reference};
 use crate::chain::StepChains;
-use crate::config::{CacheBudget, CaptureSizes, Limits};
+use crate::config::{CacheBudget, CaptureSizes, Limits, ModelShape};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hal::Device;
@@ -64,27 +68,8 @@ pub fn verify_model(
     (kv_dtype, index_dtype): (DType, DType),
     mut progress: impl FnMut(usize, usize),
 ) -> Result<ModelVerified> {
-    if !device.info().executes {
-        return Err(
-            Error::unavailable("this device records and runs nothing: there is nothing to compare").help("use --device cpu")
-        );
-    }
-    let reference = Reference::read(&dir.join("reference.safetensors"))?;
-    let checkpoint = Arc::new(Checkpoint::open(dir)?);
-    let shape = checkpoint.shape();
-    let longest = reference.prompts.iter().map(|prompt| prompt.input.len() + prompt.greedy.len()).max().unwrap_or(1) as u32;
-    let limits = Limits {
-        max_model_len: longest.min(shape.max_position_embeddings),
-        max_num_seqs: 1,
-        // Several chunks a prompt, none at a block's edge.
-        max_num_batched_tokens: 509,
-        capture: CaptureSizes::List(vec![1]),
-        cache: CacheBudget::Blocks(longest.div_ceil(shape.block_size)),
-        kv_dtype,
-        index_dtype,
-        ..Limits::default()
-    };
-    limits.validate_for(shape)?;
+    let (checkpoint, reference) = read(device, dir)?;
+    let limits = limits(&reference, checkpoint.shape(), (kv_dtype, index_dtype))?;
     let chains = Arc::new(M3Chains::new(checkpoint, &limits)?);
     let family: Arc<dyn StepChains> = chains.clone();
     let mut replayed = Executor::new(device, family.clone())?;
@@ -97,6 +82,36 @@ pub fn verify_model(
     }
     let replays = run.replayed.metrics().replays.iter().map(|size| size.replays).sum();
     Ok(ModelVerified { dir: dir.display().to_string(), deviations, replayed: replays })
+}
+
+/// The checkpoint and what was recorded of it, on a device that can run it.
+fn read(device: &Arc<dyn Device>, dir: &Path) -> Result<(Arc<Checkpoint>, Reference)> {
+    if !device.info().executes {
+        return Err(
+            Error::unavailable("this device records and runs nothing: there is nothing to compare").help("use --device cpu")
+        );
+    }
+    let checkpoint = Arc::new(Checkpoint::open(dir)?);
+    let reference = Reference::read(dir, checkpoint.shape())?;
+    Ok((checkpoint, reference))
+}
+
+/// Limits for one recorded prompt at a time.
+fn limits(reference: &Reference, shape: &ModelShape, (kv_dtype, index_dtype): (DType, DType)) -> Result<Limits> {
+    let longest = reference.prompts.iter().map(|prompt| prompt.input.len() + prompt.greedy.len()).max().unwrap_or(1) as u32;
+    let limits = Limits {
+        max_model_len: longest,
+        max_num_seqs: 1,
+        // Several chunks a prompt, none at a block's edge.
+        max_num_batched_tokens: 509,
+        capture: CaptureSizes::List(vec![1]),
+        cache: CacheBudget::Blocks(longest.div_ceil(shape.block_size)),
+        kv_dtype,
+        index_dtype,
+        ..Limits::default()
+    };
+    limits.validate_for(shape)?;
+    Ok(limits)
 }
 
 /// Two executors of one model, and what is read from them.
@@ -205,47 +220,7 @@ fn note_blocks(
     Ok(())
 }
 
-/// What was recorded.
-struct Reference {
-    prompts: Vec<Prompt>,
-}
-
-struct Prompt {
-    name: String,
-    input: Vec<i32>,
-    greedy: Vec<i32>,
-    /// [steps, vocab].
-    logits: Vec<f32>,
-    /// By layer: [1, heads, width] of the last prompt row.
-    prefill_blocks: BTreeMap<u32, Blocks>,
-    /// By layer: [steps, heads, width] of the steps that consumed each greedy token.
-    decode_blocks: BTreeMap<u32, Blocks>,
-}
-
-struct Blocks {
-    ids: Vec<i32>,
-    heads: usize,
-    width: usize,
-}
-
-impl Blocks {
-    fn row(&self, row: usize, head: usize) -> BTreeSet<i32> {
-        let ids = &self.ids[(row * self.heads + head) * self.width..][..self.width];
-        ids.iter().copied().filter(|&id| id >= 0).collect()
-    }
-
-    fn rows(&self) -> usize {
-        self.ids.len() / (self.heads * self.width)
-    }
-}
-
 impl Prompt {
-    /// Steps to run: one a greedy token, and one more if its blocks were recorded.
-    fn steps(&self) -> usize {
-        let consumed = self.decode_blocks.values().map(Blocks::rows).max().unwrap_or(0);
-        self.greedy.len().max(consumed + 1)
-    }
-
     fn compare(&self, steps: &[Step], into: &mut Vec<Deviation>) {
         let vocab = self.logits.len() / self.greedy.len();
         let largest = self.logits.iter().fold(0f32, |most, logit| most.max(logit.abs()));
@@ -253,7 +228,7 @@ impl Prompt {
         for (at, (step, expected)) in steps.iter().zip(self.logits.chunks(vocab)).enumerate() {
             for (token, (&found, &expected)) in step.logits.iter().zip(expected).enumerate() {
                 let deviation = f64::from((found - expected).abs()) / f64::from(largest);
-                worst = worst.max(deviation);
+                worst = if deviation.is_nan() { f64::INFINITY } else { worst.max(deviation) };
                 if (deviation.is_nan() || deviation > LOGIT_BOUND) && first.is_none() {
                     first = Some(format!("step {at}, token {token}: expected {expected}, found {found}"));
                 }
@@ -293,66 +268,5 @@ impl Prompt {
         }
         let largest = f64::from(wrong) / f64::from(rows.max(1));
         Deviation { tensor: format!("{}.{kind}.layer{layer}", self.name), rows: rows as usize, largest, bound: 0.0, first }
-    }
-}
-
-impl Reference {
-    fn read(path: &Path) -> Result<Reference> {
-        let bad = |what: String| {
-            Error::input(format!("{}: {what}", path.display()))
-                .help("pass a checkpoint directory with the reference.safetensors recorded of it")
-        };
-        let bytes = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
-        let tensors = SafeTensors::deserialize(&bytes).map_err(|error| bad(error.to_string()))?;
-        let tensor = |name: &str| tensors.tensor(name).map_err(|_| bad(format!("there is no tensor {name}")));
-        let ints = |name: &str| -> Result<(Vec<i32>, Vec<usize>)> {
-            let tensor = tensor(name)?;
-            let values = match tensor.dtype() {
-                Dtype::I32 => bytemuck::pod_collect_to_vec(tensor.data()),
-                Dtype::I64 => bytemuck::pod_collect_to_vec::<u8, i64>(tensor.data())
-                    .into_iter()
-                    .map(|value| i32::try_from(value).map_err(|_| bad(format!("tensor {name}: {value} is no id"))))
-                    .collect::<Result<_>>()?,
-                other => return Err(bad(format!("tensor {name} holds {other:?}, expected I32 or I64"))),
-            };
-            Ok((values, tensor.shape().to_vec()))
-        };
-        let blocks = |prefix: &str| -> Result<BTreeMap<u32, Blocks>> {
-            let mut layers = BTreeMap::new();
-            for name in tensors.names() {
-                let Some(layer) = name.strip_prefix(prefix).and_then(|layer| layer.parse().ok()) else { continue };
-                let (ids, shape) = ints(name)?;
-                let (Some(&width), Some(&heads)) = (shape.last(), shape.iter().rev().nth(1)) else {
-                    return Err(bad(format!("tensor {name} has shape {shape:?}, expected heads and blocks")));
-                };
-                if width * heads == 0 {
-                    return Err(bad(format!("tensor {name} has shape {shape:?}: it is empty")));
-                }
-                layers.insert(layer, Blocks { ids, heads, width });
-            }
-            Ok(layers)
-        };
-        let mut prompts = Vec::new();
-        while tensors.tensor(&format!("p{}.input_ids", prompts.len())).is_ok() {
-            let name = format!("p{}", prompts.len());
-            let (input, _) = ints(&format!("{name}.input_ids"))?;
-            let (greedy, _) = ints(&format!("{name}.greedy_ids"))?;
-            let logits = tensor(&format!("{name}.logits"))?;
-            if logits.dtype() != Dtype::F32 || logits.shape().first() != Some(&greedy.len()) || greedy.is_empty() {
-                return Err(bad(format!("tensor {name}.logits: expected F32 [{}, vocab]", greedy.len())));
-            }
-            prompts.push(Prompt {
-                input,
-                greedy,
-                logits: bytemuck::pod_collect_to_vec(logits.data()),
-                prefill_blocks: blocks(&format!("{name}.prefill_last_blocks.layer"))?,
-                decode_blocks: blocks(&format!("{name}.decode_blocks.layer"))?,
-                name,
-            });
-        }
-        if prompts.is_empty() {
-            return Err(bad("there is no tensor p0.input_ids".into()));
-        }
-        Ok(Reference { prompts })
     }
 }
