@@ -1,6 +1,6 @@
 //! The hardware abstraction: object-safe traits shaped after HIP.
 //!
-//! Devices: `cpu` runs everything, `null` records and runs nothing; `hip` and `cuda` find their driver at run time.
+//! Devices: `cpu` runs everything, `null` records and runs nothing; `cuda` finds its driver at run time.
 //! Wrappers: `checked` validates every contract of this page over any device, `fault` fails the n-th call. Drivers are
 //! thin: they translate and report. Validation lives once, in `checked`.
 //!
