@@ -9,6 +9,7 @@ mod family;
 mod msa;
 mod step;
 
+pub use exchange::agree;
 pub use family::{GraphKey, StepChains};
 pub use msa::MsaChains;
 pub use step::{StepBuffers, StepLayout, pointer};

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::attention::{AttentionChain, Metadata};
-use super::{Chain, GraphKey, StepBuffers, StepChains, StepLayout, pointer};
+use super::{Chain, GraphKey, StepBuffers, StepChains, StepLayout, agree, pointer};
 use crate::arena::{Arena, ArenaPlan, Sealed};
 use crate::config::{Limits, ModelShape};
 use crate::dtype::DType;
@@ -169,6 +169,9 @@ impl StepChains for MsaChains {
         let (sequences, rows) = (key.sequences, key.rows());
         let mut chain = Chain::new("msa.decode");
         self.plan.step.ingest(&self.plan.layout, &mut chain, sequences, rows, key.query_len);
+        if let Some(peers) = &self.plan.peers {
+            agree(&mut chain, peers, &self.plan.step, &self.plan.limits, key);
+        }
         self.embed(&mut chain, rows);
         self.layers(&mut chain, Metadata::Decode { sequences, query_len: key.query_len, kv_len_max: key.kv_len_max });
         self.sample(&mut chain, pointer(self.plan.attention.out), rows, rows, sequences, None);

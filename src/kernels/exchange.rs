@@ -126,6 +126,91 @@ kernel_args! {
     }
 }
 
+/// What two ranks may differ in, as `agree` reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Differs {
+    /// Rows of the graph.
+    Rows = 1,
+    /// Rows a sequence.
+    QueryLength = 2,
+    /// Number of the step.
+    Step = 3,
+    /// Longest KV length of the graph; its complement where the step failed before.
+    Graph = 4,
+    /// Live rows and KV lengths, hashed.
+    Batch = 5,
+    /// Agreements made so far.
+    Calls = 6,
+}
+
+impl Differs {
+    /// All of them, in the order in which ranks compare.
+    pub const ALL: [Differs; 6] =
+        [Differs::Calls, Differs::Rows, Differs::QueryLength, Differs::Step, Differs::Graph, Differs::Batch];
+}
+
+kernel_args! {
+    /// `agree`, grid \[1\], workgroup \[64\]: RANK-1, before anything of a step is exchanged.
+    ///
+    /// Stores what this rank runs into every rank's buffer, waits for the same of all ranks and compares. A difference is
+    /// recorded in `state` on every rank, with both sides; nothing is exchanged in that step, the next may go on. A rank that does
+    /// not come within `budget_us` is recorded, and the group ended.
+    pub struct AgreeArgs |a| {
+        pointers {
+            /// \[sequences\] KV length of each sequence, 0 for pads.
+            seq_len: Read, I32, u64::from(a.sequences);
+            /// \[1\] agreements made so far, this rank's own.
+            agreements: ReadWrite, U64, 1u64;
+            /// [64 B] step state; the first error of the step.
+            state: ReadWrite, U8, 64u64;
+            /// Head of the peer buffer of rank 0.
+            peer0: ReadWrite, U64, head(a.world, 0);
+            /// Head of the peer buffer of rank 1.
+            peer1: ReadWrite, U64, head(a.world, 1);
+            /// Head of the peer buffer of rank 2.
+            peer2: ReadWrite, U64, head(a.world, 2);
+            /// Head of the peer buffer of rank 3.
+            peer3: ReadWrite, U64, head(a.world, 3);
+            /// Head of the peer buffer of rank 4.
+            peer4: ReadWrite, U64, head(a.world, 4);
+            /// Head of the peer buffer of rank 5.
+            peer5: ReadWrite, U64, head(a.world, 5);
+            /// Head of the peer buffer of rank 6.
+            peer6: ReadWrite, U64, head(a.world, 6);
+            /// Head of the peer buffer of rank 7.
+            peer7: ReadWrite, U64, head(a.world, 7);
+        }
+        scalars {
+            /// Sequences of the graph.
+            sequences: u32;
+            /// Rows of the graph.
+            rows: u32;
+            /// Rows a sequence.
+            query_len: u32;
+            /// Longest KV length of the graph.
+            graph: u32;
+            /// This rank.
+            rank: u32;
+            /// Ranks.
+            world: u32;
+            /// Longest wait for a peer, microseconds.
+            budget_us: u32;
+            /// Zero.
+            reserved: u32;
+        }
+    }
+}
+
+/// First word of an agreement record.
+pub const fn agree_first(agreement: u64, source: u32) -> u64 {
+    AGREE_FIRST as u64 + ((agreement % 2) * RANKS_MAX as u64 + source as u64) * AGREE_WORDS as u64
+}
+
+fn head(world: u32, rank: u32) -> u64 {
+    if rank < world { u64::from(HEAD_WORDS) } else { 0 }
+}
+
 /// Words of the peer buffer of `rank`.
 fn words(a: TopkExchangeArgs, rank: u32) -> u64 {
     if rank < a.world { peer_words(a.world, a.owned, a.peer_rows, a.topk) } else { 0 }

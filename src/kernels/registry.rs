@@ -4,7 +4,7 @@
 //! is a [`KernelSpec`] of their own beside these.
 
 use super::cpu::ops;
-use super::exchange::TopkExchangeArgs;
+use super::exchange::{AgreeArgs, TopkExchangeArgs};
 use super::m3::{LinearArgs, MoeCombineArgs, MoeLinearArgs, MoeSortArgs, RmsNormArgs, RouteArgs, SelectLastArgs, SwigluArgs};
 use super::msa::{AttendDenseArgs, AttendSparseArgs, NormRopeInsertArgs, ScoreDecodeArgs, ScorePrefillArgs, TopkEmitArgs};
 use super::probe::ProbeArgs;
@@ -53,6 +53,7 @@ registry! {
 
 registry! {
     PEERS:
+    AGREE: agree, "exchange.hip", AgreeArgs, "Compares with every rank what this step is about to run.";
     TOPK_EXCHANGE: topk_exchange, "exchange.hip", TopkExchangeArgs, "Selects from the scores of all ranks: nominates, exchanges candidates and merges in one launch.";
 }
 

@@ -44,10 +44,13 @@ pub enum StepError {
     BlockRange = 3,
     /// A peer's candidates did not come: peer in the low half and head in the high half of a word, row, generation.
     PeerTimeout = 4,
-    /// Peers disagree about what they run: peer, ours, theirs.
+    /// Peers disagree about what they run: peer in the low half and what differs
+    /// ([`Differs`](super::exchange::Differs)) in the high half of a word, ours, theirs.
     PeerMismatch = 5,
     /// The group was ended by a rank: that rank, row, head.
     PeerEnded = 6,
+    /// A peer did not come to the agreement before the step: peer, agreements made so far, step.
+    PeerAbsent = 7,
 }
 
 /// Head of a metadata slot, 64 bytes. Then [`SequenceRecord`] x sequence capacity, `i32` tokens x row capacity (rounded up to

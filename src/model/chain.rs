@@ -11,7 +11,7 @@ use super::plan::{M3Plan, TILE_ROWS};
 use super::weights::{LayerWeight, Weight};
 use crate::arena::{Arena, ArenaPlan, BufferId, Sealed};
 use crate::chain::attention::{AttentionChain, Metadata};
-use crate::chain::{Chain, GraphKey, StepBuffers, StepChains, StepLayout, WORKGROUP, pointer};
+use crate::chain::{Chain, GraphKey, StepBuffers, StepChains, StepLayout, WORKGROUP, agree, pointer};
 use crate::config::Limits;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -106,6 +106,9 @@ impl StepChains for M3Chains {
         let (sequences, rows) = (key.sequences, key.rows());
         let mut chain = Chain::new("m3.decode");
         self.plan.step.ingest(&self.plan.layout, &mut chain, sequences, rows, key.query_len);
+        if let Some(peers) = &self.plan.peers {
+            agree(&mut chain, peers, &self.plan.step, &self.plan.limits, key);
+        }
         let metadata = Metadata::Decode { sequences, query_len: key.query_len, kv_len_max: key.kv_len_max };
         let mut step = Step { plan: &self.plan, attention: self.attention(), chain: &mut chain, metadata, rows };
         step.layers();

@@ -7,9 +7,13 @@
 mod connect;
 mod fingerprint;
 mod group;
+mod rendezvous;
+mod tcp;
 mod threads;
 
 pub use connect::{connect, end_group, pretend_connected};
 pub use fingerprint::{agree_on_chain, fingerprint, normalised};
 pub use group::{Group, agree};
+pub use rendezvous::Rendezvous;
+pub use tcp::TcpGroup;
 pub use threads::ThreadGroup;

@@ -643,8 +643,6 @@ fn step_error(header: &ResultHeader) -> Result<()> {
             Error::invariant("PAGE-1", format!("row {a}: block-table entry {b} is {c}, out of range"))
                 .help("the ring slot was overwritten after the host filled it: find who writes to pinned memory")
         }
-        code if code == StepError::PeerMismatch as u32 => Error::peer(format!("rank {a} runs {c:#x}, this rank {b:#x}"))
-            .help("give every rank the same limits, batch and capture sizes"),
         code => Error::device(format!("the device reports error {code} ({a}, {b}, {c})"))
             .help("this version knows no such error: device code and host were built apart"),
     };

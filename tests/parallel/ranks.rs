@@ -6,6 +6,7 @@ use std::time::Duration;
 use capstan::arena::{BufferId, Purpose};
 use capstan::chain::MsaChains;
 use capstan::config::{Limits, ModelShape};
+use capstan::error::Result;
 use capstan::hal::Device;
 use capstan::hal::cpu::CpuDevice;
 use capstan::peers::ThreadGroup;
@@ -83,18 +84,17 @@ fn fill_caches(executor: &mut Executor, limits: &Limits) {
     }
 }
 
-/// One step over sequences whose cache is what earlier steps left in their blocks.
-fn run(executor: &mut Executor, chains: &MsaChains, step: &Step) -> Left {
-    let plan = chains.msa_plan();
-    let block_size = plan.layout.block_size;
+/// One step over sequences whose cache is what earlier steps left in their blocks; gives the executor's error.
+pub fn decode(executor: &mut Executor, step: &Step) -> Result<()> {
+    let block_size = executor.chains().step_layout().block_size;
     let mut ids = Vec::new();
     let mut block = 0;
     for (tokens, &len) in step.tokens.iter().zip(&step.lens) {
-        let id = executor.open_sequence().unwrap();
+        let id = executor.open_sequence()?;
         let blocks: Vec<u32> = (0..len.div_ceil(block_size)).map(|at| block + at).collect();
         block += blocks.len() as u32;
-        executor.grant_blocks(id, &blocks).unwrap();
-        executor.assume_cached(id, len - tokens.len() as u32).unwrap();
+        executor.grant_blocks(id, &blocks)?;
+        executor.assume_cached(id, len - tokens.len() as u32)?;
         ids.push(id);
     }
     let batch = ids.iter().zip(&step.tokens).zip(&step.lens).map(|((&sequence, tokens), &kv_len)| SequenceStep {
@@ -104,17 +104,22 @@ fn run(executor: &mut Executor, chains: &MsaChains, step: &Step) -> Left {
         sampling: Sampling::GREEDY,
     });
     let batch: Vec<SequenceStep<'_>> = batch.collect();
-    let ticket = executor.decode(&batch).unwrap();
-    executor.wait(ticket).unwrap();
+    let done = executor.decode(&batch).and_then(|ticket| executor.wait(ticket).map(drop));
+    ids.into_iter().for_each(|id| executor.close_sequence(id, |_| ()).unwrap());
+    done
+}
+
+/// A step, and what it left.
+fn run(executor: &mut Executor, chains: &MsaChains, step: &Step) -> Left {
+    decode(executor, step).unwrap();
     assert_eq!(executor.metrics().fallbacks, [0; 3], "every step is a replay");
+    let plan = chains.msa_plan();
     let rows = step.tokens.iter().map(Vec::len).sum();
-    let left = Left {
+    Left {
         topk: planes(executor, plan.attention.topk_idx, plan.dims.index_heads, plan.layout.row_capacity, plan.dims.topk, rows),
         out: read(executor, plan.attention.out, 0, rows * (plan.dims.q_heads * plan.dims.head_dim) as usize),
         rows,
-    };
-    ids.into_iter().for_each(|id| executor.close_sequence(id, |_| ()).unwrap());
-    left
+    }
 }
 
 fn planes(executor: &Executor, buffer: BufferId, heads: u32, plane_rows: u32, width: u32, rows: usize) -> Vec<i32> {

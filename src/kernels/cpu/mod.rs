@@ -6,6 +6,7 @@
 //!
 //! [`view`] and [`simd`] hold the `unsafe`; start with `score.rs` or `attend.rs`.
 
+mod agree;
 mod attend;
 mod attend_f32;
 mod cell;
@@ -59,6 +60,7 @@ ops! {
     score_decode_m3: score, crate::kernels::msa::ScoreDecodeArgs;
     score_prefill: score, crate::kernels::msa::ScorePrefillArgs;
     topk_emit: topk, crate::kernels::msa::TopkEmitArgs;
+    agree: agree, crate::kernels::exchange::AgreeArgs;
     topk_exchange: exchange, crate::kernels::exchange::TopkExchangeArgs;
     attend_sparse: attend, crate::kernels::msa::AttendSparseArgs;
     attend_dense: attend, crate::kernels::msa::AttendDenseArgs;

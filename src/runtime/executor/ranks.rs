@@ -7,6 +7,7 @@ use crate::arena::{Arena, Sealed};
 use crate::chain::{GraphKey, StepChains};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hal::Device;
+use crate::kernels::exchange::Differs;
 use crate::kernels::step::{ResultHeader, StepError};
 use crate::peers::{Group, agree_on_chain, connect, end_group, pretend_connected};
 
@@ -89,9 +90,28 @@ pub(super) fn peer_error(header: &ResultHeader) -> Option<Error> {
             .help("look for what ended or slowed that rank; the group ended, start every rank anew")
     } else if header.error == StepError::PeerEnded as u32 {
         Error::peer(format!("the group was ended by rank {a}")).help("read that rank's error; start every rank anew")
+    } else if header.error == StepError::PeerAbsent as u32 {
+        Error::peer(format!("rank {a} did not come to step {c} (agreement {b})"))
+            .help("look for what ended or slowed that rank; the group ended, start every rank anew")
+    } else if header.error == StepError::PeerMismatch as u32 {
+        mismatch(a & 0xffff, a >> 16, b, c)
     } else {
         return None;
     })
+}
+
+fn mismatch(rank: u32, differs: u32, ours: u32, theirs: u32) -> Error {
+    let what = match Differs::ALL.into_iter().find(|&known| known as u32 == differs) {
+        Some(Differs::Rows) => "a graph of that many rows",
+        Some(Differs::QueryLength) => "that many rows a sequence",
+        Some(Differs::Step) => "the step of that number",
+        Some(Differs::Graph) => "a graph up to that KV length",
+        Some(Differs::Batch) => "a batch of lengths that hash to that",
+        Some(Differs::Calls) => "the agreement of that number",
+        None => "something this version does not know",
+    };
+    Error::invariant("RANK-1", format!("ranks run different steps: this rank {ours}, rank {rank} {theirs}: {what}"))
+        .help("give every rank the same batches in the same order; nothing was exchanged in this step")
 }
 
 /// True for an error after which the group is no more.
