@@ -1,6 +1,6 @@
 //! Driver libraries found at run time: candidate names, symbols that must be there, symbols that may be missing for a reason.
 //!
-//! [`function_table!`] declares a driver's functions once; its table is filled by name and by nothing else. A library that is
+//! `function_table!` declares a driver's functions once; its table is filled by name and by nothing else. A library that is
 //! not there, or lacks a required symbol, is an error that says where it was looked for.
 
 #![expect(unsafe_code, reason = "loads C libraries and takes symbols from them")]
@@ -54,7 +54,7 @@ impl Library {
     /// A symbol that not every version has.
     ///
     /// # Safety
-    /// As for [`Library::required`].
+    /// As for `required`.
     pub unsafe fn optional<T: Copy>(&self, symbol: &str) -> Option<T> {
         // SAFETY: the caller's word; the library is never unloaded.
         unsafe { self.inner.get::<T>(symbol.as_bytes()) }.ok().map(|found| *found)

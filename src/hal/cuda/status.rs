@@ -38,7 +38,7 @@ impl Status {
         if self == Status::SUCCESS { Ok(()) } else { Err(self.error(table, what, call)) }
     }
 
-    /// As [`Status::check`], of a question: true for yes, false for "not ready".
+    /// As `check`, of a question: true for yes, false for "not ready".
     pub fn ready(self, table: &Table, what: &str, call: &'static str) -> Result<bool> {
         if self == Status::NOT_READY { Ok(false) } else { self.check(table, what, call).map(|()| true) }
     }
