@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use crate::hal::MemoryKind;
 pub struct BufferId(pub u32);
 
 /// What a buffer is for; plans sum by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
     /// Model weights and tables.
@@ -38,7 +38,7 @@ pub enum Purpose {
 }
 
 /// A buffer as a chain asks for it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BufferSpec {
     /// Unique name, dotted: `layer3.kv_cache`.
     pub name: String,
@@ -64,7 +64,7 @@ impl BufferSpec {
 }
 
 /// A buffer with its place.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedBuffer {
     /// What was asked for.
     #[serde(flatten)]

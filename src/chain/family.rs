@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Chain, StepBuffers, StepLayout};
 use crate::arena::{Arena, ArenaPlan, Sealed};
@@ -13,7 +13,7 @@ use crate::planning::PeerBuffers;
 
 /// Every host value that shaped a decode chain and its capture (KEY-1). Two steps with equal keys may share a graph; nothing
 /// else may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GraphKey {
     /// Rows a sequence.
     pub query_len: u32,

@@ -54,7 +54,8 @@ pub(super) fn run(args: &DumpArgs) -> Result<()> {
     let shared = &args.shared;
     let shape = shared.shape_or(ModelShape::nano())?;
     let defaults = LimitsInput {
-        max_num_seqs: Some(args.rows.max(1)),
+        // One for all common capture sizes, so that the dumps of two sizes show one arena.
+        max_num_seqs: Some(args.rows.max(64)),
         capture_sizes: Some(CaptureSizes::List(vec![args.rows])),
         ..LimitsInput::default()
     };

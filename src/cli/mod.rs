@@ -6,6 +6,7 @@
 mod bench;
 mod demo;
 mod devices;
+mod diff;
 mod dump;
 mod generate;
 mod kernels;
@@ -67,6 +68,8 @@ enum Job {
     VerifyModel(verify_model::VerifyModelArgs),
     /// Show a captured graph by buffer names and offsets
     Dump(dump::DumpArgs),
+    /// Compare two dumps; exit code 1 on a real difference
+    Diff(diff::DiffArgs),
     /// Write a random checkpoint
     MakeModel(make_model::MakeModelArgs),
 }
@@ -210,6 +213,7 @@ pub fn main() -> ExitCode {
         Job::Verify(args) => verify::run(&args),
         Job::VerifyModel(args) => verify_model::run(&args),
         Job::Dump(args) => done(dump::run(&args)),
+        Job::Diff(args) => diff::run(&args),
         Job::MakeModel(args) => done(make_model::run(&args)),
     };
     match outcome {
@@ -252,8 +256,8 @@ mod tests {
     fn the_command_line_is_sound_and_every_key_of_a_file_is_a_flag() {
         Command::command().debug_assert();
         let command = Command::command();
-        // Compiling kernels needs no model and no limits.
-        for sub in command.get_subcommands().filter(|sub| sub.get_name() != "kernels") {
+        // Compiling kernels and comparing files need no model and no limits.
+        for sub in command.get_subcommands().filter(|sub| !["kernels", "diff"].contains(&sub.get_name())) {
             let flags: Vec<_> = sub.get_arguments().filter_map(|arg| arg.get_long()).collect();
             for key in KEYS {
                 assert!(flags.contains(&key.replace('_', "-").as_str()), "{} has no flag for {key}", sub.get_name());

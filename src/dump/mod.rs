@@ -4,10 +4,13 @@
 //! ledger. A dump holds no address, time or path, so that two can be compared and one can be kept (`graphs/`). Writers: a line
 //! a node ([`Dump::text`]), JSON ([`Dump::json`], `docs/dump-schema.md`), DOT ([`Dump::dot`]).
 
+mod diff;
 mod dot;
 mod text;
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
 
 use crate::arena::{ArenaPlan, PlannedBuffer};
 use crate::capture::CapturedGraph;
@@ -16,11 +19,13 @@ use crate::error::{Error, Result};
 use crate::hal::{DevicePtr, LaunchShape, Node, NodeId};
 use crate::kernels::{Access, FieldKind, Ptr};
 
+pub use diff::{Cause, Change, ChangeKind, Diff, Verdict};
+
 /// Version of the JSON schema; it changes when a key does.
 pub const SCHEMA: u32 = 1;
 
 /// A captured graph.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dump {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -36,10 +41,37 @@ pub struct Dump {
     pub nodes: Vec<DumpNode>,
     /// Node numbers (before, after).
     pub edges: Vec<(u32, u32)>,
+    /// What depends on the device and the run; absent unless it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceSection>,
+}
+
+/// The device a graph was measured on: the one part of a dump that differs between devices and runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceSection {
+    /// The API it speaks.
+    pub platform: String,
+    /// Its name.
+    pub name: String,
+    /// Target of its compiler.
+    pub arch: String,
+    /// Version of its driver.
+    pub driver: String,
+    /// One a node.
+    pub nodes: Vec<NodeTime>,
+}
+
+/// What one node took, launched alone.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeTime {
+    /// Median time, microseconds.
+    pub us: f64,
+    /// Bytes it declares to read and write: an upper bound of what it moves, from its extents.
+    pub bytes: u64,
 }
 
 /// A buffer of the plan.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DumpBuffer {
     /// Its number in the plan: what [`DumpValue::Pointer`] names.
     pub id: u32,
@@ -49,7 +81,7 @@ pub struct DumpBuffer {
 }
 
 /// A kernel node.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DumpNode {
     /// The chain's name for it.
     pub label: String,
@@ -65,17 +97,17 @@ pub struct DumpNode {
 }
 
 /// A field of a node's argument struct.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DumpArg {
     /// The field.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// What it holds.
     #[serde(flatten)]
     pub value: DumpValue,
 }
 
 /// What a field holds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum DumpValue {
     /// A pointer into a buffer.
@@ -128,7 +160,7 @@ impl Dump {
                                 DumpValue::Scalar { value: field.scalar_text(&node.args).unwrap_or_default() }
                             }
                         };
-                        Ok(DumpArg { name: field.name, value })
+                        Ok(DumpArg { name: field.name.into(), value })
                     });
                     nodes.push(DumpNode {
                         label: op.label.to_string(),
@@ -144,7 +176,25 @@ impl Dump {
         let edges = recorded.edges()?.into_iter().map(|(before, after)| (before.0, after.0)).collect();
         let buffers = buffers(graph.arena().plan(), &touched);
         let (chain, key) = (graph.chain().name.to_string(), *graph.key());
-        Ok(Dump { schema: SCHEMA, chain, key, rows: key.rows(), buffers, nodes, edges })
+        Ok(Dump { schema: SCHEMA, chain, key, rows: key.rows(), buffers, nodes, edges, device: None })
+    }
+
+    /// Reads a dump back from its JSON; `name` is what messages call it.
+    ///
+    /// Errors: no JSON of [`SCHEMA`].
+    pub fn read(json: &str, name: &str) -> Result<Dump> {
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+        }
+        let wrong = |why: String| {
+            Error::input(format!("{name}: {why}")).help("write dumps with capstan dump --format json, both with this version")
+        };
+        let version: Version = serde_json::from_str(json).map_err(|error| wrong(format!("no dump: {error}")))?;
+        if version.schema != SCHEMA {
+            return Err(wrong(format!("schema {}, this version reads {SCHEMA}", version.schema)));
+        }
+        serde_json::from_str(json).map_err(|error| wrong(error.to_string()))
     }
 
     /// JSON, indented.

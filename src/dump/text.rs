@@ -26,7 +26,8 @@ impl Dump {
     }
 }
 
-fn value(value: &DumpValue) -> String {
+/// A field's value in words: `buffer+offset[extent]access`, `null` or the number.
+pub(super) fn value(value: &DumpValue) -> String {
     match value {
         DumpValue::Pointer { buffer, offset, extent, access } => {
             let sign = match (access.reads(), access.writes()) {

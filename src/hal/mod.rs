@@ -23,7 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
@@ -57,7 +57,7 @@ impl DevicePtr {
 }
 
 /// Where an allocation lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryKind {
     /// Device memory, private to one rank.
@@ -137,7 +137,7 @@ pub struct DeviceInfo {
 }
 
 /// Grid and workgroup of a launch. The same on every device, so that dumps compare.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LaunchShape {
     /// Workgroups in x, y, z; none may be zero.
     pub grid: [u32; 3],

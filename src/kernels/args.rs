@@ -37,7 +37,7 @@ impl Ptr {
 }
 
 /// What a kernel does with the memory behind a pointer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
     /// Reads only.
