@@ -11,10 +11,12 @@ mod dump;
 mod generate;
 mod kernels;
 mod ladder;
+mod launch;
 mod make_model;
 mod plan;
 mod progress;
 mod prompts;
+mod ranks;
 mod report;
 mod run;
 mod table;
@@ -66,6 +68,8 @@ enum Job {
     Verify(verify::VerifyArgs),
     /// Compare a checkpoint with the logits, tokens and blocks recorded of it
     VerifyModel(verify_model::VerifyModelArgs),
+    /// Start a command as every rank of a group on this host
+    Launch(launch::LaunchArgs),
     /// Show a captured graph by buffer names and offsets
     Dump(dump::DumpArgs),
     /// Compare two dumps; exit code 1 on a real difference
@@ -211,6 +215,7 @@ pub fn main() -> ExitCode {
         Job::Bench(args) => done(bench::run(&args)),
         Job::Kernels(args) => done(kernels::run(&args)),
         Job::Verify(args) => verify::run(&args),
+        Job::Launch(args) => launch::run(&args),
         Job::VerifyModel(args) => verify_model::run(&args),
         Job::Dump(args) => done(dump::run(&args)),
         Job::Diff(args) => diff::run(&args),

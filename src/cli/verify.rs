@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 
+use super::ranks::{self, RanksArgs};
 use super::table::table;
 use super::{Shared, print};
 use crate::error::Result;
@@ -16,13 +17,18 @@ use crate::measure::verify::{Verified, verify_case};
 pub(super) struct VerifyArgs {
     #[command(flatten)]
     shared: Shared,
+    #[command(flatten)]
+    ranks: RanksArgs,
     /// Recorded cases, .safetensors
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required_unless_present = "ranks", conflicts_with = "ranks", value_name = "FILE")]
     files: Vec<PathBuf>,
 }
 
 /// Exit code 1 if a case differs.
 pub(super) fn run(args: &VerifyArgs) -> Result<ExitCode> {
+    if let Some(kind) = args.ranks.ranks {
+        return ranks::run(&args.ranks, kind, &args.shared);
+    }
     let device = args.shared.open_device()?;
     let cases = args.files.iter().map(|file| verify_case(&device, file)).collect::<Result<Vec<_>>>()?;
     let first = cases.iter().find_map(Verified::first_difference);

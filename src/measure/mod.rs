@@ -2,6 +2,7 @@
 
 mod client;
 mod memory;
+pub mod ranks;
 mod replay;
 pub mod serve;
 mod shadow;

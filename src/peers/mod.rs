@@ -7,6 +7,7 @@
 mod connect;
 mod fingerprint;
 mod group;
+mod launch;
 mod rendezvous;
 mod tcp;
 mod threads;
@@ -14,6 +15,7 @@ mod threads;
 pub use connect::{connect, end_group, pretend_connected};
 pub use fingerprint::{agree_on_chain, fingerprint, normalised};
 pub use group::{Group, agree};
+pub use launch::Launched;
 pub use rendezvous::Rendezvous;
 pub use tcp::TcpGroup;
 pub use threads::ThreadGroup;
