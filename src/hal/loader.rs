@@ -31,7 +31,7 @@ impl Library {
                     return Ok(Library { inner: Box::leak(Box::new(library)), name: name.to_string_lossy().into_owned() });
                 }
                 Err(error) => {
-                    refused.get_or_insert(error.to_string());
+                    refused.get_or_insert_with(|| loaders_word(&error));
                 }
             }
         }
@@ -59,6 +59,11 @@ impl Library {
         // SAFETY: the caller's word; the library is never unloaded.
         unsafe { self.inner.get::<T>(symbol.as_bytes()) }.ok().map(|found| *found)
     }
+}
+
+/// What the system's loader said; `libloading` keeps it as its error's source.
+fn loaders_word(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Declares a table of C functions: `required` ones, and `optional` ones each with why it may be missing.

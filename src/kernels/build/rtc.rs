@@ -212,7 +212,8 @@ fn open(variable: &str, names: &[&str], folders: &[PathBuf]) -> Result<Library> 
         // SAFETY: loading runs the library's own initialisers; it is a compiler that the user installed or named.
         match unsafe { Library::new(path) } {
             Ok(library) => return Ok(library),
-            Err(error) => why = error.to_string(),
+            // The loader's word is the error's source.
+            Err(error) => why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string),
         }
     }
     let tried = candidates.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");

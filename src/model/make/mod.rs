@@ -2,7 +2,7 @@
 //!
 //! Weights are drawn with deviation 1/sqrt(k), so that activations, selections and logits stay of a size where errors show.
 //! The same shape and seed give the same tensors on every machine. Never more than
-//! [`PIECE`] elements a core are in memory.
+//! `PIECE` elements a core are in memory.
 
 mod config;
 mod files;
