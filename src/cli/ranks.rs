@@ -17,9 +17,6 @@ use crate::hal::{self, Device, Platform};
 use crate::measure::ranks::{RanksReport, RanksRun};
 use crate::peers::{Group, Launched, Rendezvous, TcpGroup, ThreadGroup};
 
-/// How long ranks wait for each other between steps: captures differ in time.
-const PATIENCE: Duration = Duration::from_secs(120);
-
 /// What the ranks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Ranks {
@@ -44,6 +41,9 @@ pub(super) struct RanksArgs {
     /// Longest random delay of a rank before a step, microseconds
     #[arg(long, default_value_t = 0, value_name = "US")]
     skew_us: u32,
+    /// Longest wait of ranks for each other at the start and around captures, milliseconds
+    #[arg(long, default_value_t = 120_000, value_name = "MS")]
+    join_timeout_ms: u32,
 }
 
 /// Exit code 1 if a rank failed.
@@ -70,12 +70,13 @@ pub(super) fn run(args: &RanksArgs, ranks: Ranks, shared: &Shared) -> Result<Exi
         return Err(Error::config(format!("context parallelism does not run: {refused}"))
             .help("pass --world 2 or more, with limits and a model that suit"));
     }
+    let patience = Duration::from_millis(u64::from(args.join_timeout_ms));
     match ranks {
-        Ranks::Threads => show(shared, &as_threads(shared, &run, limits.world)?),
+        Ranks::Threads => show(shared, &as_threads(shared, &run, limits.world, patience)?),
         Ranks::Processes => match Rendezvous::from_env()? {
             Some(rendezvous) => {
                 let device = device(shared, rendezvous.world)?;
-                let group: Arc<dyn Group> = Arc::new(TcpGroup::join(&rendezvous, PATIENCE)?);
+                let group: Arc<dyn Group> = Arc::new(TcpGroup::join(&rendezvous, patience)?);
                 let own = run.run(&device, group.clone())?;
                 let reports = own.of_all(&*group)?;
                 if rendezvous.rank == 0 { show(shared, &reports) } else { Ok(ExitCode::SUCCESS) }
@@ -100,8 +101,8 @@ fn device(shared: &Shared, world: u32) -> Result<Arc<dyn Device>> {
     Ok(hal::cpu::CpuDevice::new((cores / world as usize).max(1))?)
 }
 
-fn as_threads(shared: &Shared, run: &RanksRun, world: u32) -> Result<Vec<RanksReport>> {
-    let groups = ThreadGroup::all(world, PATIENCE);
+fn as_threads(shared: &Shared, run: &RanksRun, world: u32, patience: Duration) -> Result<Vec<RanksReport>> {
+    let groups = ThreadGroup::all(world, patience);
     std::thread::scope(|scope| {
         let start = |group: Arc<ThreadGroup>| scope.spawn(move || run.run(&device(shared, world)?, group as Arc<dyn Group>));
         let ranks: Vec<_> = groups.into_iter().map(start).collect();

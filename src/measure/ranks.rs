@@ -92,6 +92,7 @@ impl RanksRun {
         let mut random = Random::new(self.seed);
         let mut delays = Random::new(self.seed ^ u64::from(rank + 1) << 32);
         let mut rows_compared = 0;
+        tracing::info!(rank, world, "replaying");
         let start = Instant::now();
         for at in 0..self.steps {
             let step = self.step(&mut random, &limits, at);

@@ -5,6 +5,7 @@
 //! in `kernels::exchange`; docs/cp.md has the protocol and its proof.
 
 mod connect;
+mod door;
 mod fingerprint;
 mod group;
 mod launch;

@@ -10,12 +10,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::door::{Answer, ClosedDoor, HELLO, greet};
 use super::group::{Group, absent, elsewhere};
 use super::rendezvous::Rendezvous;
 use crate::error::{Error, Result};
 
-/// First bytes of a connection; a program that speaks something else is turned away.
-const HELLO: &[u8; 8] = b"capstan1";
 /// Bytes of one message at most: a dump of a chain's ops is far below.
 const MESSAGE_BYTES: u64 = 64 << 20;
 
@@ -26,6 +25,8 @@ pub struct TcpGroup {
     patience: Duration,
     // Rank 0: a connection to every other rank, by rank - 1. Others: one connection, to rank 0.
     links: Mutex<Vec<TcpStream>>,
+    // Rank 0's.
+    _door: Option<ClosedDoor>,
 }
 
 impl fmt::Debug for TcpGroup {
@@ -41,16 +42,16 @@ impl TcpGroup {
     pub fn join(rendezvous: &Rendezvous, patience: Duration) -> Result<TcpGroup> {
         let Rendezvous { rank, world, .. } = *rendezvous;
         let address = resolve(rendezvous)?;
-        let links = match rank {
-            _ if world == 1 => Vec::new(),
-            0 => gather_links(rendezvous, address, patience)?,
-            _ => vec![reach(rendezvous, address, patience)?],
+        let (links, door) = match rank {
+            _ if world == 1 => (Vec::new(), None),
+            0 => gather_links(rendezvous, address, patience).map(|(links, door)| (links, Some(door)))?,
+            _ => (vec![reach(rendezvous, address, patience)?], None),
         };
         for link in &links {
             let set = link.set_nodelay(true).and_then(|()| link.set_read_timeout(Some(patience)));
             set.map_err(|error| broken("joining", &error))?;
         }
-        Ok(TcpGroup { rank, world, patience, links: Mutex::new(links) })
+        Ok(TcpGroup { rank, world, patience, links: Mutex::new(links), _door: door })
     }
 }
 
@@ -105,7 +106,7 @@ fn resolve(rendezvous: &Rendezvous) -> Result<SocketAddr> {
 }
 
 /// Rank 0: listens until every other rank is there.
-fn gather_links(rendezvous: &Rendezvous, address: SocketAddr, patience: Duration) -> Result<Vec<TcpStream>> {
+fn gather_links(rendezvous: &Rendezvous, address: SocketAddr, patience: Duration) -> Result<(Vec<TcpStream>, ClosedDoor)> {
     let until = Instant::now() + patience;
     let unbound = |error: std::io::Error| {
         Error::peer(format!("rank 0 cannot listen on {address}: {error}")).help("set MASTER_PORT to a free port")
@@ -119,7 +120,7 @@ fn gather_links(rendezvous: &Rendezvous, address: SocketAddr, patience: Duration
         }
         match listener.accept() {
             // A stranger is turned away; the ranks of the group still come.
-            Ok((link, from)) => match greet(rendezvous, link) {
+            Ok((link, from)) => match greet(rendezvous, link, Answer::Welcome) {
                 Ok((rank, link)) => match links.get_mut(rank as usize - 1) {
                     Some(place @ None) => *place = Some(link),
                     _ => {
@@ -136,38 +137,7 @@ fn gather_links(rendezvous: &Rendezvous, address: SocketAddr, patience: Duration
             Err(error) => return Err(unbound(error)),
         }
     }
-    Ok(links.into_iter().flatten().collect())
-}
-
-/// Reads who is there, and answers.
-fn greet(rendezvous: &Rendezvous, mut link: TcpStream) -> Result<(u32, TcpStream), &'static str> {
-    let mut hello = [0; 16];
-    let read = link
-        .set_nonblocking(false)
-        .and_then(|()| link.set_read_timeout(Some(Duration::from_secs(2))))
-        .and_then(|()| link.read_exact(&mut hello));
-    read.map_err(|_| "it said nothing")?;
-    let word = |at: usize| u32::from_le_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
-    let (rank, world) = (word(8), word(12));
-    if &hello[..8] != HELLO {
-        return Err("it is no rank of this version");
-    }
-    let secret = receive(&mut link).map_err(|_| "it brought no secret")?;
-    if !same(&secret, rendezvous.secret.as_bytes()) {
-        let _ = link.write_all(b"S");
-        return Err("it has another secret");
-    }
-    if rank == 0 || world != rendezvous.world {
-        let _ = link.write_all(b"W");
-        return Err("its rank or world size is another");
-    }
-    link.write_all(b"K").map_err(|_| "it is gone")?;
-    Ok((rank, link))
-}
-
-/// Compares without telling by the time taken where two secrets differ.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+    Ok((links.into_iter().flatten().collect(), ClosedDoor::new(rendezvous, listener)))
 }
 
 /// Other ranks: connects to rank 0, which may not be there yet.
@@ -188,19 +158,24 @@ fn reach(rendezvous: &Rendezvous, address: SocketAddr, patience: Duration) -> Re
                 .and_then(|()| link.write_all(&hello))
                 .and_then(|()| send(&mut link, rendezvous.secret.as_bytes()))
                 .and_then(|()| link.read_exact(&mut answer));
-            match (said, &answer) {
-                (Ok(()), b"K") => return Ok(link),
-                (Ok(()), b"S") => {
-                    return Err(Error::peer("rank 0 has another secret").help("set CAPSTAN_SECRET alike on every rank"));
-                }
-                (Ok(()), b"W") => {
-                    return Err(Error::peer("rank 0 has another WORLD_SIZE, or this rank's number is 0 as well")
-                        .help("give every process the same WORLD_SIZE and its own RANK"));
-                }
-                _ => {}
+            // One that hangs up without an answer may be another program's; rank 0 may still come.
+            match said.ok().and_then(|()| Answer::read(answer[0])) {
+                Some(Answer::Welcome) => return Ok(link),
+                Some(refused) => return Err(turned_away(refused)),
+                None => {}
             }
         }
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn turned_away(answer: Answer) -> Error {
+    match answer {
+        Answer::Secret => Error::peer("rank 0 has another secret").help("set CAPSTAN_SECRET alike on every rank"),
+        Answer::World => Error::peer("rank 0 has another WORLD_SIZE, or this rank's number is 0 as well")
+            .help("give every process the same WORLD_SIZE and its own RANK"),
+        Answer::Begun | Answer::Welcome => Error::peer("the group has begun: every rank was there already")
+            .help("a rank that restarts cannot come back; end all ranks and start them anew"),
     }
 }
 
@@ -209,7 +184,7 @@ fn send(link: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
     link.write_all(bytes)
 }
 
-fn receive(link: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+pub(super) fn receive(link: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let mut len = [0; 8];
     link.read_exact(&mut len)?;
     let len = u64::from_le_bytes(len);
@@ -263,6 +238,11 @@ mod tests {
                             let all = group.all_gather("round", &(round * 3 + rank).to_le_bytes()).unwrap();
                             let numbers = all.iter().map(|bytes| u32::from_le_bytes(bytes[..].try_into().unwrap()));
                             assert!(numbers.eq(round * 3..round * 3 + 3));
+                        }
+                        // All have come to the last round: the door is closed.
+                        if rank == 1 {
+                            let error = TcpGroup::join(&at(port, 1, 3, "secret"), patience).unwrap_err();
+                            assert!(error.message().contains("has begun") && error.help_line().is_some(), "{error}");
                         }
                         agree(&group, "rows", [b"8", b"8", b"9"][rank as usize], "help").unwrap_err()
                     })
