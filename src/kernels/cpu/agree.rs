@@ -1,4 +1,6 @@
 //! `agree`: the ranks compare what they are about to run (RANK-1).
+//!
+//! The protocol stands in [`publish`] and [`await_record`], over any [`Words`], so that `loom` can run it.
 
 use super::exchange::{Patience, Words, end_group, has_error, record};
 use super::view::{Bound, ViewMut};
@@ -7,7 +9,26 @@ use crate::kernels::exchange::{AgreeArgs, Differs, POISON_WORD, RANKS_MAX, agree
 use crate::kernels::step::{StepError, StepState};
 
 /// What a rank runs: the words of a record but for its number.
-type Record = [u64; 3];
+pub type Record = [u64; 3];
+
+/// Stores a record at `at`, its number last: who sees the number sees the record.
+pub fn publish<W: Words>(words: &W, at: usize, record: &Record, agreement: u64) {
+    record.iter().enumerate().for_each(|(word, &value)| words.store(at + word, value));
+    words.store(at + record.len(), agreement);
+}
+
+/// Waits for a record of this agreement or a later one; gives its number and the record, or `None` once `give_up` says so.
+pub fn await_record<W: Words>(words: &W, at: usize, agreement: u64, give_up: &mut impl FnMut() -> bool) -> Option<(u64, Record)> {
+    loop {
+        let found = words.load(at + size_of::<Record>() / size_of::<u64>());
+        if found >= agreement {
+            return Some((found, std::array::from_fn(|word| words.load(at + word))));
+        }
+        if give_up() {
+            return None;
+        }
+    }
+}
 
 /// Compares with every rank.
 pub fn agree(args: &Bound<'_, AgreeArgs>, _: &mut Workgroup<'_>) {
@@ -33,30 +54,22 @@ pub fn agree(args: &Bound<'_, AgreeArgs>, _: &mut Workgroup<'_>) {
     let ours = of_this_rank(args, &before);
     let at = agree_first(agreement, args.rank) as usize;
     for peer in peers.iter().flatten() {
-        ours.iter().enumerate().for_each(|(word, &value)| peer.store(at + word, value));
-        peer.store(at + ours.len(), agreement);
+        publish(peer, at, &ours, agreement);
     }
     for rank in 0..args.world {
         let at = agree_first(agreement, rank) as usize;
         let mut patience = Patience::new(own, args.budget_us);
-        let found = loop {
-            let found = own.load(at + ours.len());
-            if found >= agreement {
-                break found;
-            }
-            if patience.is_over() {
-                let step = before.sequence as u32;
-                match own.load(POISON_WORD as usize) {
-                    0 => {
-                        record(&mut state, StepError::PeerAbsent, [rank, agreement as u32, step]);
-                        end_group(&peers, args.rank);
-                    }
-                    ended => record(&mut state, StepError::PeerEnded, [ended as u32 - 1, 0, 0]),
+        let Some((found, theirs)) = await_record(own, at, agreement, &mut || patience.is_over()) else {
+            let step = before.sequence as u32;
+            match own.load(POISON_WORD as usize) {
+                0 => {
+                    record(&mut state, StepError::PeerAbsent, [rank, agreement as u32, step]);
+                    end_group(&peers, args.rank);
                 }
-                return;
+                ended => record(&mut state, StepError::PeerEnded, [ended as u32 - 1, 0, 0]),
             }
+            return;
         };
-        let theirs: Record = std::array::from_fn(|word| own.load(at + word));
         // A step that failed already waits like any other, so that no record is overwritten before it was read.
         if !has_error(&state)
             && let Some((differs, ours, theirs)) = difference((agreement, &ours), (found, &theirs))

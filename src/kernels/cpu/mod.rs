@@ -6,7 +6,7 @@
 //!
 //! [`view`] and [`simd`] hold the `unsafe`; start with `score.rs` or `attend.rs`.
 
-mod agree;
+pub mod agree;
 mod attend;
 mod attend_f32;
 mod cell;
