@@ -48,6 +48,8 @@ enum Format {
     Json,
     /// For Graphviz
     Dot,
+    /// One page for a browser
+    Html,
 }
 
 pub(super) fn run(args: &DumpArgs) -> Result<()> {
@@ -76,6 +78,7 @@ pub(super) fn run(args: &DumpArgs) -> Result<()> {
         (Format::Json, _) | (_, true) => dump.json(),
         (Format::Text, _) => dump.text(),
         (Format::Dot, _) => dump.dot(),
+        (Format::Html, _) => dump.html()?,
     };
     match &args.out {
         None => print(text.trim_end()),
