@@ -99,7 +99,7 @@ fn audited_steps(criterion: &mut Criterion) {
     let mut executor = Executor::new(&hal::open("cpu").expect("the CPU is always there"), chains).expect("a small plan");
     executor.capture(|_| ()).expect("the CPU device captures");
     let probe = Probe::open(&mut executor, 5, 100).expect("the cache is large enough");
-    let off = Checks { self_test: None, audit_every: None, poison_free_blocks: false, each_node: false };
+    let off = Checks { self_test: None, audit_every: None, poison_free_blocks: false, each_node: false, shadow_every: None };
     let every = Checks { audit_every: Some(1), ..off };
     let levels = [("off", off), ("every_64th", Checks { audit_every: Some(64), ..off }), ("every", every)];
     for (name, checks) in levels.into_iter().chain([("each_node", Checks { each_node: true, ..every })]) {

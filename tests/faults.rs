@@ -18,6 +18,8 @@ mod page;
 #[path = "faults/rig.rs"]
 mod rig;
 mod serving;
+#[path = "faults/shadow.rs"]
+mod shadow;
 #[path = "faults/step.rs"]
 mod step;
 #[path = "faults/user.rs"]
@@ -68,13 +70,16 @@ fn clean(chains: &Arc<dyn StepChains>, checks: Checks, steps: u32, seed: u64) {
 
 #[test]
 fn every_chain_runs_clean_under_the_full_audit_of_every_step() {
-    let replayed = Checks { self_test: None, audit_every: Some(1), poison_free_blocks: true, each_node: false };
+    let replayed =
+        Checks { self_test: None, audit_every: Some(1), poison_free_blocks: true, each_node: false, shadow_every: None };
     let each_node = Checks { each_node: true, ..replayed };
     for query_len in [1, 3] {
         let limits = Limits { num_speculative_tokens: query_len - 1, ..limits() };
         for (at, chains) in [msa(&limits), m3(&limits)].iter().enumerate() {
             clean(chains, replayed, 12, seed(40 + at as u64));
             clean(chains, each_node, 5, seed(50 + at as u64));
+            clean(chains, shadow::SHADOW, 8, seed(60 + at as u64));
+            clean(chains, Checks { shadow_every: Some(1), ..replayed }, 8, seed(70 + at as u64));
         }
     }
 }
@@ -84,7 +89,13 @@ fn every_chain_runs_clean_under_the_full_audit_of_every_step() {
 fn a_branch_of_a_users_kernel_runs_clean() {
     let mut rig = Rig::captured(chain::branch()).unwrap();
     for each_node in [false, true] {
-        rig.executor.set_checks(Checks { self_test: None, audit_every: Some(1), poison_free_blocks: true, each_node });
+        rig.executor.set_checks(Checks {
+            self_test: None,
+            audit_every: Some(1),
+            poison_free_blocks: true,
+            each_node,
+            shadow_every: None,
+        });
         (0..5).for_each(|_| drop(rig.decode().unwrap()));
     }
     rig.executor.audit().unwrap();
@@ -116,6 +127,7 @@ const SUITE: &[(&str, &[Fault])] = &[
     ("Calls in the capture window", window::FAULTS),
     ("Chains and plans with a mistake", chain::FAULTS),
     ("Memory, rings and kernels while serving", step::FAULTS),
+    ("Replays that differ from eager runs", shadow::FAULTS),
 ];
 
 /// Was it caught by the check that must catch it, and does the message name what it must name?

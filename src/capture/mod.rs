@@ -10,6 +10,7 @@ pub mod ladder;
 mod lower;
 mod modules;
 mod record;
+mod recorded;
 
 pub use cost::GraphCost;
 pub use graph::{CapturedGraph, GraphSet};

@@ -8,6 +8,7 @@
 mod diff;
 mod dot;
 mod html;
+pub mod tensors;
 mod text;
 
 use std::borrow::Cow;

@@ -2,7 +2,8 @@
 //!
 //! [`id`] lists the invariants, [`report`] says what a check found. [`audit`](audit()) holds a graph, read back from its
 //! device, against the ledger and the lowered chain; [`race`] looks for unordered nodes, [`coverage`] for reads of what no node wrote, [`bake`] for values that came from a
-//! batch, [`memory`] for buffers that overlap and guard bands that were damaged, [`written`] for outputs that a kernel left out.
+//! batch, [`memory`] for buffers that overlap and guard bands that were damaged, [`written`] for outputs that a kernel left out,
+//! [`compare`] for the first element in which two runs of a node differ.
 //!
 //! [`lint`] warns of what a graph pays for and does not need. [`self_test`] replays small graphs with known results before a device is trusted with a model; [`issues`] are the public
 //! reports its faults are named by.
@@ -11,6 +12,7 @@
 
 mod audit;
 pub mod bake;
+pub mod compare;
 pub mod coverage;
 mod graph_cost;
 pub mod id;
@@ -20,6 +22,7 @@ pub mod memory;
 mod nodes;
 mod probes;
 pub mod race;
+pub mod ranges;
 pub mod report;
 pub mod selftest;
 pub mod written;

@@ -5,61 +5,39 @@
 
 use std::collections::HashMap;
 
+use super::ranges::{NodeRange, ranges};
 use super::{Finding, Report};
 use crate::arena::{Arena, BufferId, Sealed};
 use crate::capture::CapturedGraph;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::{Access, FieldKind, Ptr};
+use crate::kernels::Access;
 
 /// Bytes read back at once.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// A range that one node writes whole, by its kernel's declaration.
-#[derive(Clone, Debug)]
-pub struct Output {
-    /// Index of the op in its chain.
-    pub op: usize,
-    /// The field.
-    pub field: &'static str,
-    /// The buffer.
-    pub buffer: BufferId,
-    /// First byte in the buffer.
-    pub offset: u64,
-    /// Size.
-    pub bytes: u64,
-    /// Element type.
-    pub dtype: DType,
+/// Byte of the pattern.
+fn pattern(output: &NodeRange) -> u8 {
+    match output.dtype {
+        DType::F32 | DType::Bf16 | DType::F8E4M3 => 0xff,
+        DType::I32 | DType::U32 | DType::U64 | DType::U8 => 0xc3,
+    }
 }
 
-impl Output {
-    /// Byte of the pattern.
-    fn pattern(&self) -> u8 {
-        match self.dtype {
-            DType::F32 | DType::Bf16 | DType::F8E4M3 => 0xff,
-            DType::I32 | DType::U32 | DType::U64 | DType::U8 => 0xc3,
-        }
-    }
-
-    /// Bytes that are unwritten together or not at all.
-    fn granule(&self) -> u64 {
-        if self.dtype == DType::U8 { 8 } else { self.dtype.bytes() }
-    }
-
-    fn overlaps(&self, other: &Output) -> bool {
-        self.buffer == other.buffer && self.offset < other.offset + other.bytes && other.offset < self.offset + self.bytes
-    }
+/// Bytes that are unwritten together or not at all.
+fn granule(output: &NodeRange) -> u64 {
+    if output.dtype == DType::U8 { 8 } else { output.dtype.bytes() }
 }
 
 /// What each op of a graph writes whole, op by op.
-pub fn outputs(graph: &CapturedGraph) -> Vec<Output> {
-    touched(graph, |access| access == Access::Write)
+pub fn outputs(graph: &CapturedGraph) -> Vec<NodeRange> {
+    ranges(graph.chain(), |access| access == Access::Write)
 }
 
 /// The outputs that may be poisoned before a replay: no op up to their own reads what they held.
-pub fn outputs_of_replay(graph: &CapturedGraph) -> Vec<Output> {
-    let mut reads: HashMap<BufferId, Vec<Output>> = HashMap::new();
-    for read in touched(graph, Access::reads) {
+pub fn outputs_of_replay(graph: &CapturedGraph) -> Vec<NodeRange> {
+    let mut reads: HashMap<BufferId, Vec<NodeRange>> = HashMap::new();
+    for read in ranges(graph.chain(), Access::reads) {
         reads.entry(read.buffer).or_default().push(read);
     }
     let mut outputs = outputs(graph);
@@ -70,30 +48,13 @@ pub fn outputs_of_replay(graph: &CapturedGraph) -> Vec<Output> {
     outputs
 }
 
-fn touched(graph: &CapturedGraph, wanted: impl Fn(Access) -> bool) -> Vec<Output> {
-    let mut found = Vec::new();
-    for (at, op) in graph.chain().ops.iter().enumerate() {
-        for field in op.kernel.args.pointers() {
-            let FieldKind::Pointer { access, dtype, .. } = field.kind else { continue };
-            let (bytes, pointer) = (field.extent_bytes(&op.args), field.pointer(&op.args));
-            if bytes == 0 || !wanted(access) || pointer == Ptr::NULL {
-                continue;
-            }
-            let (buffer, offset) = pointer.as_symbol().expect("invariant: ADDR-1, lowering refuses other pointers");
-            let (buffer, dtype) = (BufferId(buffer), dtype(&op.args));
-            found.push(Output { op: at, field: field.name, buffer, offset, bytes, dtype });
-        }
-    }
-    found
-}
-
 /// Fills outputs with the pattern. The device must be idle.
-pub fn poison(arena: &Arena<Sealed>, outputs: &[Output]) -> Result<()> {
-    outputs.iter().try_for_each(|output| arena.fill(output.buffer, output.offset, output.bytes, output.pattern()))
+pub fn poison(arena: &Arena<Sealed>, outputs: &[NodeRange]) -> Result<()> {
+    outputs.iter().try_for_each(|output| arena.fill(output.buffer, output.offset, output.bytes, pattern(output)))
 }
 
 /// Adds a finding for each output that still holds the pattern somewhere. The device must be idle.
-pub fn unwritten(graph: &CapturedGraph, outputs: &[Output], report: &mut Report) {
+pub fn unwritten(graph: &CapturedGraph, outputs: &[NodeRange], report: &mut Report) {
     for output in outputs {
         match first_unwritten(graph.arena(), output) {
             Ok(None) => {}
@@ -104,8 +65,8 @@ pub fn unwritten(graph: &CapturedGraph, outputs: &[Output], report: &mut Report)
 }
 
 /// The first unwritten element and how many there are.
-fn first_unwritten(arena: &Arena<Sealed>, output: &Output) -> Result<Option<(u64, u64)>> {
-    let (granule, pattern) = (output.granule(), output.pattern());
+fn first_unwritten(arena: &Arena<Sealed>, output: &NodeRange) -> Result<Option<(u64, u64)>> {
+    let (granule, pattern) = (granule(output), pattern(output));
     let mut bytes = vec![0; output.bytes.min(PIECE_BYTES) as usize];
     let (mut first, mut count) = (None, 0);
     for from in (0..output.bytes).step_by(PIECE_BYTES as usize) {
@@ -121,7 +82,7 @@ fn first_unwritten(arena: &Arena<Sealed>, output: &Output) -> Result<Option<(u64
     Ok(first.map(|first| (first, count)))
 }
 
-fn finding(graph: &CapturedGraph, output: &Output, element: u64, count: u64) -> Finding {
+fn finding(graph: &CapturedGraph, output: &NodeRange, element: u64, count: u64) -> Finding {
     let help = "the kernel must write every element it declares as written, pad rows included (zeros): see its argument struct";
     let elements = output.bytes / output.dtype.bytes();
     let found = format!("{count} left unwritten, the first is number {element}");

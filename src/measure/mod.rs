@@ -2,6 +2,7 @@
 
 mod client;
 mod memory;
+mod pair;
 pub mod ranks;
 mod replay;
 pub mod serve;
@@ -13,6 +14,7 @@ pub mod workload;
 
 pub use client::{Client, Outcome};
 pub use memory::resident_bytes;
+pub use pair::{Found, Pair};
 pub use replay::{Probe, ReplayLatency, replay_latency};
 pub use serve::{Check, ServeReport, serve};
 pub use shadow::Watched;

@@ -4,8 +4,12 @@ mod checks;
 mod dummy;
 mod observe;
 mod ranks;
+mod shadow;
+mod walk;
 
 pub use checks::Checks;
+pub use shadow::NodeDifference;
+pub use walk::{Source, Walk};
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -102,6 +106,7 @@ pub struct Executor {
     sequences: Sequences,
     metrics: Metrics,
     checks: Checks,
+    difference: Option<NodeDifference>,
     device_passed: bool,
     group: Option<Arc<dyn Group>>,
     poison: Option<Error>,
@@ -148,6 +153,7 @@ impl Executor {
             sequences,
             metrics: Metrics { batch_rows: BatchRows::new(decode_rows), ..Metrics::default() },
             checks: Checks::default(),
+            difference: None,
             device_passed: false,
             group,
             poison: None,
@@ -268,6 +274,9 @@ impl Executor {
             return self.decode_eagerly(batch, query_len);
         };
         graph.check_fingerprint()?;
+        if self.shadow_is_due() {
+            return self.decode_shadowed(batch, rows, kv_len_max);
+        }
         if self.audit_is_due() {
             return self.decode_audited(batch, rows, kv_len_max);
         }

@@ -85,6 +85,8 @@ pub struct Metrics {
     pub fallbacks: [u64; 3],
     /// Steps that only carried block-table changes.
     pub table_flushes: u64,
+    /// Replays that were repeated eagerly and compared.
+    pub shadowed: u64,
 }
 
 impl Metrics {

@@ -10,7 +10,9 @@ mod ring;
 mod sequences;
 
 pub use batch::{Sampling, SequenceStep, Split, split};
-pub use executor::{CaptureProgress, CaptureReport, Checks, Executor, GraphMemory, StepPoll, StepResult};
+pub use executor::{
+    CaptureProgress, CaptureReport, Checks, Executor, GraphMemory, NodeDifference, Source, StepPoll, StepResult, Walk,
+};
 pub use metrics::{BatchRows, Fallback, Metrics, SizeCount};
 pub use ring::{RingLayout, Ticket};
 pub use sequences::{BlockId, Sequence, SequenceId, Sequences};

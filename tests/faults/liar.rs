@@ -21,6 +21,7 @@ type NodeLie = Arc<dyn Fn(&dyn Graph, NodeId) -> Result<Node> + Send + Sync>;
 type CountLie = Arc<dyn Fn(usize) -> Result<usize> + Send + Sync>;
 type EdgeLie = Arc<dyn Fn(Vec<(NodeId, NodeId)>) -> Result<Vec<(NodeId, NodeId)>> + Send + Sync>;
 type WindowLie = Arc<dyn Fn(&Window<'_>) + Send + Sync>;
+type RecordLie = Arc<dyn Fn(usize, &[u8]) -> Vec<u8> + Send + Sync>;
 type LaunchLie = Arc<dyn Fn() + Send + Sync>;
 
 /// The lies of the moment; none by default.
@@ -33,6 +34,10 @@ pub struct Lies {
     pub window: Option<WindowLie>,
     /// Called before every replay.
     pub replay: Option<LaunchLie>,
+    /// Called after every replay was queued.
+    pub replayed: Option<LaunchLie>,
+    /// What a capture records instead of the arguments of its n-th launch.
+    pub record: Option<RecordLie>,
 }
 
 /// The lying device. Clones share their lies.
@@ -115,11 +120,18 @@ impl fmt::Debug for LyingStream {
 
 impl Stream for LyingStream {
     unsafe fn launch(&self, function: FunctionHandle, shape: &LaunchShape, args: &[u8]) -> Result<()> {
-        if self.launches.fetch_add(1, Ordering::Relaxed) == 2
-            && let Some(window) = self.device.lies().window
-            && self.inner.capture_status()? == CaptureStatus::Active
+        let (at, lies) = (self.launches.fetch_add(1, Ordering::Relaxed), self.device.lies());
+        let capturing = || self.inner.capture_status().map(|status| status == CaptureStatus::Active);
+        if let Some(window) = lies.window.filter(|_| at == 2)
+            && capturing()?
         {
             window(&Window { device: &self.device.inner, stream: &*self.inner });
+        }
+        if let Some(record) = lies.record
+            && capturing()?
+        {
+            // SAFETY: the test records arguments of the same struct with pointers into the same buffers.
+            return unsafe { self.inner.launch(function, shape, &record(at, args)) };
         }
         // SAFETY: the caller's contract (ADDR-1, RACE-1).
         unsafe { self.inner.launch(function, shape, args) }
@@ -167,7 +179,11 @@ impl Stream for LyingStream {
             replay();
         }
         // SAFETY: the caller's contract (ADDR-2).
-        unsafe { self.inner.launch_graph(exec) }
+        unsafe { self.inner.launch_graph(exec) }?;
+        if let Some(replayed) = self.device.lies().replayed {
+            replayed();
+        }
+        Ok(())
     }
     fn as_any(&self) -> &dyn Any {
         self.inner.as_any()

@@ -20,7 +20,8 @@ use super::rig::{Fault, ROWS, Rig, msa};
 use super::user::{self, ARMED, LiveRowsArgs, PokeArgs};
 
 /// Every step audited.
-const EVERY_STEP: Checks = Checks { self_test: None, audit_every: Some(1), poison_free_blocks: true, each_node: false };
+const EVERY_STEP: Checks =
+    Checks { self_test: None, audit_every: Some(1), poison_free_blocks: true, each_node: false, shadow_every: None };
 
 /// Captures while the faulty kernels behave, then runs one audited step while they do not.
 fn armed(chains: Damaged, checks: Checks) -> Result<()> {

@@ -5,7 +5,8 @@ use crate::arena::{BufferId, Purpose};
 use crate::capture::{CapturedGraph, launch_one};
 use crate::error::Result;
 use crate::hal::Platform;
-use crate::invariant::written::{self, Output};
+use crate::invariant::ranges::NodeRange;
+use crate::invariant::written;
 use crate::invariant::{Finding, Report, audit, memory, self_test};
 use crate::runtime::{SequenceStep, Ticket};
 
@@ -31,12 +32,15 @@ pub struct Checks {
     /// Audited steps run the graph's launches one by one and look after each, so that a finding names the node; the graph
     /// itself is not replayed then.
     pub each_node: bool,
+    /// Repeats every n-th replayed decode step eagerly from the same state, and compares all that both wrote; a difference is
+    /// traced to its node ([`Executor::node_difference`]). `None`: never; and never on a device that runs nothing.
+    pub shadow_every: Option<u32>,
 }
 
 impl Default for Checks {
     fn default() -> Checks {
         let audit_every = if cfg!(feature = "strict") { Some(1) } else { None };
-        Checks { self_test: None, audit_every, poison_free_blocks: false, each_node: false }
+        Checks { self_test: None, audit_every, poison_free_blocks: false, each_node: false, shadow_every: None }
     }
 }
 
@@ -144,7 +148,7 @@ impl Executor {
     /// Runs a graph's launches one by one; after each, its outputs and the guard bands are looked at.
     fn run_each(&self, graph: &CapturedGraph, executes: bool, report: &mut Report) -> Result<()> {
         let outputs = if executes { written::outputs(graph) } else { Vec::new() };
-        let mut rest: &[Output] = &outputs;
+        let mut rest: &[NodeRange] = &outputs;
         for (at, (op, launch)) in graph.chain().ops.iter().zip(graph.launches()).enumerate() {
             let (own, behind) = rest.split_at(rest.partition_point(|output| output.op == at));
             rest = behind;

@@ -1,9 +1,8 @@
 //! Steps that run eagerly, op by op, with someone looking between two ops.
 
-use super::{Executor, fill, poisoned};
-use crate::capture::{launch_one, lower};
-use crate::chain::{Chain, Op};
-use crate::error::{Error, Result};
+use super::{Executor, Source, Walk};
+use crate::chain::Op;
+use crate::error::Result;
 use crate::runtime::SequenceStep;
 
 impl Executor {
@@ -14,17 +13,10 @@ impl Executor {
         batch: &[SequenceStep<'_>],
         look: impl FnMut(&Executor, &Op) -> Result<()>,
     ) -> Result<Vec<i32>> {
-        self.healthy()?;
         let query_len = batch.first().map_or(0, |step| step.tokens.len());
-        if query_len == 0 || batch.iter().any(|step| step.tokens.len() != query_len) {
-            return Err(Error::batch("a decode step needs at least one sequence, and one number of tokens for all")
-                .help("observe a decode step of equal rows, or a prefill step"));
-        }
-        self.check_batch(batch)?;
-        self.make_room()?;
         let key = self.eager_key(query_len as u32, batch.len() as u32);
-        let chain = self.chains.decode(&key);
-        self.observe(&chain, batch, key.rows(), look)
+        let walk = self.walk_decode(batch, &key, Source::Chain)?;
+        self.observe(walk, batch, look)
     }
 
     /// Runs one prefill step likewise. Gives the sampled tokens, a sequence each.
@@ -33,36 +25,24 @@ impl Executor {
         batch: &[SequenceStep<'_>],
         look: impl FnMut(&Executor, &Op) -> Result<()>,
     ) -> Result<Vec<i32>> {
-        self.healthy()?;
-        let rows = self.check_prefill(batch)?;
-        self.make_room()?;
-        let sequences = batch.len() as u32;
-        let chain = self.chains.prefill(sequences, rows);
-        self.observe(&chain, batch, sequences, look)
+        let walk = self.walk_prefill(batch)?;
+        self.observe(walk, batch, look)
     }
 
     fn observe(
         &mut self,
-        chain: &Chain,
+        mut walk: Walk,
         batch: &[SequenceStep<'_>],
-        tokens: u32,
         mut look: impl FnMut(&Executor, &Op) -> Result<()>,
     ) -> Result<Vec<i32>> {
-        let launches = lower(chain, &self.arena, &self.modules)?;
-        let (ticket, updates) = fill(&mut self.ring, &self.sequences, batch)?;
         let mut seen = Ok(());
-        for (op, launch) in chain.ops.iter().zip(&launches) {
-            let ran = launch_one(&*self.stream, op, launch).and_then(|()| self.stream.synchronize());
-            if let Err(error) = ran {
-                return Err(poisoned(&mut self.poison, error));
-            }
+        while let Some(at) = self.walk_next(&mut walk)? {
             // An error of the observer does not leave half a step behind.
             if seen.is_ok() {
-                seen = look(self, op);
+                seen = look(self, &walk.chain().ops[at]);
             }
         }
-        self.commit(ticket, batch, updates, tokens);
-        let tokens = self.wait(ticket)?.tokens.to_vec();
+        let tokens = self.walk_end(walk, batch)?;
         seen.map(|()| tokens)
     }
 }
