@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::progress::Bar;
 use super::prompts::{Text, needed, read_ids};
-use super::{Shared, print, write};
+use super::{Shared, print, ranks, write};
 use crate::chain::StepChains;
 use crate::config::{LimitsInput, ModelShape};
 use crate::engine::{Engine, EngineLimits, Request};
@@ -73,12 +73,18 @@ pub(super) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let checkpoint = Arc::new(Checkpoint::open(dir)?);
     let shape = checkpoint.shape().clone();
     let requests = args.requests(&prompts, &shape)?;
-    let limits = shared.limits_or(args.defaults(&prompts, &shape)?, &shape)?;
+    let (limits, group) = ranks::joined(shared.limits_or(args.defaults(&prompts, &shape)?, &shape)?, &shape)?;
+    // Every rank generates the same; rank 0 says so.
+    let speaks = group.is_none() || limits.rank == 0;
     let nodes = |limits: &_| -> Result<Arc<dyn StepChains>> { Ok(Arc::new(M3Chains::without_weights(&shape, limits)?)) };
     let limits = shared.keep_for_graphs(limits, &shape, device.info().platform, nodes)?;
     let chains: Arc<dyn StepChains> = Arc::new(M3Chains::new(checkpoint, &limits)?);
     let engine_limits = EngineLimits::of(&*chains);
-    let mut engine = Engine::new(Executor::new(&device, chains)?, engine_limits);
+    let executor = match group {
+        Some(group) => Executor::join(&device, chains, group)?,
+        None => Executor::new(&device, chains)?,
+    };
+    let mut engine = Engine::new(executor, engine_limits);
     // What cannot be served is known before anything is captured.
     let alone = requests.len() == 1;
     let mut clients = Vec::with_capacity(requests.len());
@@ -95,9 +101,10 @@ pub(super) fn run(args: &GenerateArgs) -> Result<ExitCode> {
         engine.steps_mut().capture(|at| bar.serving(crate::measure::serve::Progress::Capture(at)))?;
     }
     drop(bar);
-    let stream = alone && !shared.json;
+    let stream = alone && !shared.json && speaks;
     let (entries, seconds) = serve(&mut engine, clients, stream, text.as_ref())?;
     match shared.json {
+        _ if !speaks => {}
         true => print(&format!("{:#}", args.report(&entries, text.as_ref(), seconds)?))?,
         false if !stream => args.print_each(&entries, text.as_ref())?,
         false => {}

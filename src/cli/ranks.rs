@@ -91,6 +91,28 @@ pub(super) fn run(args: &RanksArgs, ranks: Ranks, shared: &Shared) -> Result<Exi
     }
 }
 
+/// Longest wait of ranks for each other at the start and around captures.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The limits of a rank that runs a whole model, and its group, if this process was started as one of several.
+///
+/// Errors: the ranks do not meet, or the limits ask for a group that nobody started.
+pub(super) fn joined(limits: Limits, shape: &ModelShape) -> Result<(Limits, Option<Arc<dyn Group>>)> {
+    let Some(rendezvous) = Rendezvous::from_env()? else {
+        return match limits.world {
+            1 => Ok((limits, None)),
+            world => Err(Error::config(format!("--world {world}, but this process is no rank of a group"))
+                .help("start it under `capstan launch --world N -- ...`, torchrun, mpirun or srun")),
+        };
+    };
+    let limits = Limits { rank: rendezvous.rank, world: rendezvous.world, ..limits };
+    for refused in gates::context_parallel(shape, &limits, gates::Sharing::Replicated) {
+        tracing::warn!(%refused, "every rank scores alone");
+    }
+    let group: Arc<dyn Group> = Arc::new(TcpGroup::join(&rendezvous, PATIENCE)?);
+    Ok((limits, Some(group)))
+}
+
 /// The cores of the host divide over the ranks of a CPU device.
 fn device(shared: &Shared, world: u32) -> Result<Arc<dyn Device>> {
     let device = shared.open_device()?;
