@@ -15,6 +15,8 @@ mod graph;
 mod liar;
 #[path = "faults/page.rs"]
 mod page;
+#[path = "faults/recorded.rs"]
+mod recorded;
 #[path = "faults/rig.rs"]
 mod rig;
 mod serving;

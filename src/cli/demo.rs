@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 
 use super::progress::Bar;
-use super::run::WorkloadArgs;
+use super::run::{ChecksArgs, WorkloadArgs};
 use super::{Shared, print, report};
 use crate::chain::StepChains;
 use crate::config::{Limits, LimitsInput, ModelShape};
@@ -21,6 +21,8 @@ pub(super) struct DemoArgs {
     shared: Shared,
     #[command(flatten)]
     workload: WorkloadArgs,
+    #[command(flatten)]
+    checks: ChecksArgs,
     /// Do not serve every request again, alone, eagerly and unpadded
     #[arg(long)]
     no_check: bool,
@@ -51,7 +53,7 @@ pub(super) fn run(args: &DemoArgs) -> Result<()> {
     let limits = shared.keep_for_graphs(limits, &shape, device.info().platform, nodes)?;
     let chains: Arc<dyn StepChains> = Arc::new(M3Chains::new(checkpoint, &limits)?);
     let check = if args.no_check { Check::Off } else { Check::Alone };
-    let served = serve(&device, &chains, &workload, check, |at| bar.serving(at))?;
+    let served = serve(&device, &chains, &workload, check, args.checks.checks(), |at| bar.serving(at))?;
     drop(bar);
     if shared.json {
         return print(&serde_json::to_string_pretty(&served).expect("invariant: the report has string keys"));
@@ -69,17 +71,17 @@ pub(super) fn run(args: &DemoArgs) -> Result<()> {
 }
 
 /// A folder that is removed when the run ends.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(seed: u64) -> Result<Scratch> {
+    pub(super) fn new(seed: u64) -> Result<Scratch> {
         let dir = std::env::temp_dir().join(format!("capstan-demo-{}-{seed}", std::process::id()));
         std::fs::create_dir_all(&dir)
             .map_err(|error| Error::input(format!("{}: {error}", dir.display())).help("set TMPDIR to a folder you can write"))?;
         Ok(Scratch(dir))
     }
 
-    fn make(&self, seed: u64, bar: &mut Bar) -> Result<PathBuf> {
+    pub(super) fn make(&self, seed: u64, bar: &mut Bar) -> Result<PathBuf> {
         let shape = ModelShape::nano();
         make::make_model(&shape, seed, &self.0, |bytes| bar.show("making", bytes, bytes, "bytes of a random model".into()))?;
         Ok(self.path().to_path_buf())

@@ -33,7 +33,7 @@ pub(super) struct DumpArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Family {
+pub(super) enum Family {
     /// The sparse-attention layers alone
     Msa,
     /// The whole decode step

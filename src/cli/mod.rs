@@ -4,6 +4,7 @@
 //! 1 failed, 2 wrong usage or configuration, 3 an invariant is broken.
 
 mod bench;
+mod bisect;
 mod demo;
 mod devices;
 mod diff;
@@ -74,6 +75,8 @@ enum Job {
     Dump(dump::DumpArgs),
     /// Compare two dumps; exit code 1 on a real difference
     Diff(diff::DiffArgs),
+    /// Find the first node where eager and replay, or two devices, disagree; exit code 1 if there is one
+    Bisect(bisect::BisectArgs),
     /// Write a random checkpoint
     MakeModel(make_model::MakeModelArgs),
 }
@@ -219,6 +222,7 @@ pub fn main() -> ExitCode {
         Job::VerifyModel(args) => verify_model::run(&args),
         Job::Dump(args) => done(dump::run(&args)),
         Job::Diff(args) => diff::run(&args),
+        Job::Bisect(args) => bisect::run(&args),
         Job::MakeModel(args) => done(make_model::run(&args)),
     };
     match outcome {

@@ -38,6 +38,9 @@ fn work(report: &ServeReport) -> Vec<Vec<String>> {
         true => rows.push(row("eager fallbacks", 0)),
         false => rows.extend(report.fallbacks.iter().map(|(why, count)| row(&format!("eager fallbacks: {why}"), count))),
     }
+    if report.metrics.shadowed > 0 {
+        rows.push(row("replays repeated eagerly, equal bits", report.metrics.shadowed));
+    }
     rows.push(match report.check {
         Check::Off => row("checked", "no"),
         Check::EachStep => row("steps equal to the eager unpadded run", report.compared),

@@ -10,6 +10,7 @@ use crate::chain::{MsaChains, StepChains};
 use crate::config::{Limits, LimitsInput, ModelShape};
 use crate::error::{Error, Result};
 use crate::measure::{Check, Workload, serve};
+use crate::runtime::Checks;
 
 /// Flags of a workload.
 #[derive(Debug, Args)]
@@ -57,6 +58,24 @@ fn range(text: &str) -> std::result::Result<(u32, u32), String> {
     }
 }
 
+/// Flags of checks beyond those of every step.
+#[derive(Debug, Args)]
+pub(super) struct ChecksArgs {
+    /// Audit every n-th replay: graphs, memory, outputs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    audit_every: Option<u32>,
+    /// Repeat every n-th replay eagerly and compare all that it wrote
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    shadow_every: Option<u32>,
+}
+
+impl ChecksArgs {
+    pub(super) fn checks(&self) -> Checks {
+        let defaults = Checks::default();
+        Checks { audit_every: self.audit_every.or(defaults.audit_every), shadow_every: self.shadow_every, ..defaults }
+    }
+}
+
 /// Flags of `capstan run`.
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
@@ -64,6 +83,8 @@ pub(super) struct RunArgs {
     shared: Shared,
     #[command(flatten)]
     workload: WorkloadArgs,
+    #[command(flatten)]
+    checks: ChecksArgs,
     /// Do not repeat each step eagerly and unpadded
     #[arg(long)]
     no_shadow: bool,
@@ -86,7 +107,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let chains = chains(&limits)?;
     let check = if args.no_shadow { Check::Off } else { Check::EachStep };
     let mut bar = Bar::new();
-    let served = serve(&device, &chains, &workload, check, |at| bar.serving(at))?;
+    let served = serve(&device, &chains, &workload, check, args.checks.checks(), |at| bar.serving(at))?;
     drop(bar);
     print(&match shared.json {
         true => serde_json::to_string_pretty(&served).expect("invariant: the report has string keys"),

@@ -1,6 +1,7 @@
 //! Contents of buffers as safetensors files.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::Path;
 
 use safetensors::Dtype;
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::invariant::ranges::NodeRange;
 
 /// Contents of a range of a buffer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Tensor {
     /// Its name in a file.
     pub name: String,
@@ -22,6 +23,12 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Contents, row-major.
     pub bytes: Vec<u8>,
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {:?}", self.name, self.dtype, self.shape)
+    }
 }
 
 impl Tensor {

@@ -1,6 +1,8 @@
 //! Two executors in lockstep, node by node: which node is the first to differ?
 
-use crate::dump::tensors::Tensor;
+use crate::dump::tensors::{Tensor, save};
+use std::path::Path;
+
 use crate::engine::Steps;
 use crate::error::{Error, Result};
 use crate::invariant::compare::Difference;
@@ -21,6 +23,43 @@ pub struct Found {
     pub node: NodeDifference,
 }
 
+impl Found {
+    /// What differs, a line each: step, node, kernel, field, buffer, the first differing element. `sides` say what the two
+    /// executors are.
+    pub fn told(&self, [left, right]: &[String; 2]) -> String {
+        let difference = &self.node.difference;
+        let kind = if self.prefill { "prefill" } else { "decode" };
+        [
+            format!("step {} ({kind}, sequences: {}), node {} {}", self.step, self.sequences, difference.node, difference.op),
+            format!("kernel  {}", difference.kernel),
+            format!("field   {}", difference.field),
+            format!("buffer  {} ({})", difference.buffer, difference.dtype),
+            format!("element {}: {} {left}, {} {right}", difference.element, difference.left, difference.right),
+            format!("differ  {} of {} elements", difference.differing, difference.elements),
+        ]
+        .join("\n")
+    }
+
+    /// Writes the node's inputs and both outputs to a safetensors file, with what differs as its metadata.
+    ///
+    /// Errors: the file cannot be written.
+    pub fn save(&self, file: &Path, [left, right]: &[String; 2]) -> Result<()> {
+        let difference = &self.node.difference;
+        let about = [
+            ("node", difference.node.to_string()),
+            ("op", difference.op.clone()),
+            ("kernel", difference.kernel.clone()),
+            ("field", difference.field.to_string()),
+            ("buffer", difference.buffer.clone()),
+            ("element", difference.element.to_string()),
+            ("step", self.step.to_string()),
+            ("left", left.clone()),
+            ("right", right.clone()),
+        ];
+        save(file, &self.node.tensors, about.map(|(name, value)| (name.to_string(), value)).into())
+    }
+}
+
 /// Two executors of the same chains that take every step together, op by op, and compare what each op wrote.
 ///
 /// A decode step of the left one launches the nodes of its captured graph, one by one, with the arguments its driver has
@@ -39,7 +78,8 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Two fresh executors of the same chains, on one device or two. `tolerance` is [`Difference::between`]'s; above 0, the right
+    /// Two executors of the same chains, on one device or two, that have seen the same calls: captured as often, since every
+    /// step leaves its number on the device. `tolerance` is [`Difference::between`]'s; above 0, the right
     /// executor goes on with the left one's outputs, so that small differences do not add up.
     pub fn new(left: Executor, right: Executor, tolerance: f64) -> Pair {
         Pair { left, right, tolerance, steps: 0, replayed: 0, nodes: 0, found: None, tokens: Vec::new() }

@@ -14,7 +14,7 @@ use crate::engine::{Engine, EngineLimits, Finish, Request};
 use crate::error::{Error, Result};
 use crate::hal::Device;
 use crate::invariant::graph_cost;
-use crate::runtime::{CaptureProgress, CaptureReport, Executor, Fallback, Metrics};
+use crate::runtime::{CaptureProgress, CaptureReport, Checks, Executor, Fallback, Metrics};
 
 /// How the tokens of a run are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -112,7 +112,7 @@ pub struct ServeReport {
     pub compared: u64,
 }
 
-/// Runs `workload` over `chains` on `device`.
+/// Runs `workload` over `chains` on `device`, its steps under `checks`.
 ///
 /// Errors: whatever the executor or engine reports; [`ErrorKind::Invariant`](crate::error::ErrorKind) PAD-3 if a token differs
 /// from the eager unpadded run's.
@@ -121,12 +121,14 @@ pub fn serve(
     chains: &Arc<dyn StepChains>,
     workload: &Workload,
     check: Check,
+    checks: Checks,
     mut progress: impl FnMut(Progress),
 ) -> Result<ServeReport> {
     let limits = EngineLimits::of(&**chains);
     let requests = workload.requests(limits.vocab, limits.max_model_len);
     let resident_base = resident_bytes();
     let mut executor = Executor::new(device, chains.clone())?;
+    executor.set_checks(checks);
     let capture = executor.capture(|at| progress(Progress::Capture(at)))?;
     let resident_captured = resident_bytes();
     let shadow = match check {

@@ -3,44 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use capstan::hal::{Node, NodeId};
+use capstan::Result;
 use capstan::runtime::Checks;
-use capstan::{Error, Result};
 
 use super::chain::with_double;
 use super::liar::Lies;
-use super::rig::{Fault, Rig, msa, scalar};
+use super::recorded::recorded_otherwise;
+use super::rig::{Fault, Rig};
 use super::user::{self, ARMED};
 
 /// Every replayed step repeated eagerly, nothing else.
 pub const SHADOW: Checks =
     Checks { self_test: None, audit_every: None, poison_free_blocks: false, each_node: false, shadow_every: Some(1) };
-
-/// Exponent bit of a float: set and cleared by the same change.
-const BIT: u32 = 1 << 23;
-
-/// Captures a graph whose node `at` holds another `field`, which the driver denies at capture.
-pub fn recorded_otherwise(at: u32, field: &'static str) -> Result<Rig> {
-    let mut rig = Rig::new(msa())?;
-    let node = |rig: &Rig| match rig.executor.graphs().iter().next().map(|graph| graph.graph().node(NodeId(at))) {
-        Some(Ok(Node::Kernel(node))) => Ok(node),
-        _ => Err(Error::state("not a kernel")),
-    };
-    rig.executor.capture(|_| ())?;
-    // What the node will hold, and what the driver will say it does.
-    let truth = node(&rig)?;
-    let mut damaged = truth.clone();
-    scalar(&mut damaged, field, |bits| bits ^ BIT);
-    rig.liar.lie(Lies {
-        record: Some(Arc::new(move |launch, args| if launch == at as usize { damaged.args.to_vec() } else { args.to_vec() })),
-        node: Some(Arc::new(move |graph, id| if id.0 == at { Ok(Node::Kernel(truth.clone())) } else { graph.node(id) })),
-        ..Lies::default()
-    });
-    rig.executor.capture(|_| ())?;
-    rig.liar.lie(Lies::default());
-    rig.open(20)?;
-    Ok(rig)
-}
 
 /// A kernel that goes wrong in replays alone.
 fn wrong_in_replays_alone() -> Result<()> {
@@ -72,6 +46,7 @@ pub static FAULTS: &[Fault] = &[
         names: &["node 9 layer1.attend.out", "buffer attention.out", "in the replay", "as in the eager run"],
         run: || {
             let mut rig = recorded_otherwise(9, "scale")?;
+            rig.open(20)?;
             rig.executor.set_checks(SHADOW);
             rig.decode().map(drop)
         },
@@ -82,6 +57,7 @@ pub static FAULTS: &[Fault] = &[
         names: &["node 9 layer1.attend.scale"],
         run: || {
             let mut rig = recorded_otherwise(9, "scale")?;
+            rig.open(20)?;
             rig.executor.set_checks(Checks { audit_every: Some(1), ..SHADOW });
             rig.decode().map(drop)
         },
