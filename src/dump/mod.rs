@@ -3,13 +3,14 @@
 //! [`Dump::of`] reads every node back from the device's graph and turns each pointer into buffer + offset through the arena's
 //! ledger. A dump holds no address, time or path, so that two can be compared and one can be kept (`graphs/`). Writers: a line
 //! a node ([`Dump::text`]), JSON ([`Dump::json`], `docs/dump-schema.md`), DOT ([`Dump::dot`]), a page for a
-//! browser ([`Dump::html`]).
+//! browser ([`Dump::html`]). [`Dump::trace`] and [`tensors`] write what nodes took and left behind.
 
 mod diff;
 mod dot;
 mod html;
 pub mod tensors;
 mod text;
+pub mod trace;
 
 use std::borrow::Cow;
 

@@ -13,9 +13,12 @@ impl Dump {
         for (at, node) in self.nodes.iter().enumerate() {
             let [x, y, z] = node.shape.grid;
             let [wx, wy, wz] = node.shape.workgroup;
+            let time = self.device.as_ref().and_then(|device| device.nodes.get(at)).map_or_else(String::new, |time| {
+                format!(" time={:.2}us declared={:.2}GB/s", time.us, time.bytes as f64 / time.us.max(1e-3) / 1e3)
+            });
             let args: Vec<String> = node.args.iter().map(|arg| format!("{}={}", arg.name, value(&arg.value))).collect();
             line(format_args!(
-                "{at:>4} {} {} grid={x}x{y}x{z} workgroup={wx}x{wy}x{wz} lds={} {}",
+                "{at:>4} {} {} grid={x}x{y}x{z} workgroup={wx}x{wy}x{wz} lds={}{time} {}",
                 node.label,
                 node.kernel,
                 node.shape.lds_bytes,

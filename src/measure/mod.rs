@@ -8,6 +8,7 @@ mod replay;
 pub mod serve;
 mod shadow;
 pub mod soak;
+pub mod timing;
 pub mod verify;
 pub mod verify_model;
 pub mod workload;

@@ -65,13 +65,7 @@ impl Probe {
 
     /// One step, in place: the last token is decoded again. Allocates nothing.
     pub fn step(&self, executor: &mut Executor) -> Result<(f64, f64)> {
-        for step in &self.batch {
-            let held = executor.sequences().get(step.sequence)?.kv_len;
-            executor.truncate_sequence(step.sequence, held.min(self.kv_len - 1))?;
-            if held < self.kv_len - 1 {
-                executor.assume_cached(step.sequence, self.kv_len - 1)?;
-            }
-        }
+        self.rewind(executor)?;
         let started = Instant::now();
         let ticket = executor.decode(&self.batch)?;
         let submitted = started.elapsed();
@@ -81,6 +75,23 @@ impl Probe {
             executor.drain()?;
         }
         Ok((submitted.as_secs_f64() * 1e6, started.elapsed().as_secs_f64() * 1e6))
+    }
+
+    /// The batch of one step.
+    pub fn batch(&self) -> &[SequenceStep<'static>] {
+        &self.batch
+    }
+
+    /// Takes the last token back, so that the batch can be decoded again.
+    pub fn rewind(&self, executor: &mut Executor) -> Result<()> {
+        for step in &self.batch {
+            let held = executor.sequences().get(step.sequence)?.kv_len;
+            executor.truncate_sequence(step.sequence, held.min(self.kv_len - 1))?;
+            if held < self.kv_len - 1 {
+                executor.assume_cached(step.sequence, self.kv_len - 1)?;
+            }
+        }
+        Ok(())
     }
 }
 

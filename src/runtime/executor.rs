@@ -5,10 +5,12 @@ mod dummy;
 mod observe;
 mod ranks;
 mod shadow;
+mod timing;
 mod walk;
 
 pub use checks::Checks;
 pub use shadow::NodeDifference;
+pub use timing::{NodeSpan, ReplaySpan};
 pub use walk::{Source, Walk};
 
 use std::sync::Arc;

@@ -11,7 +11,8 @@ mod sequences;
 
 pub use batch::{Sampling, SequenceStep, Split, split};
 pub use executor::{
-    CaptureProgress, CaptureReport, Checks, Executor, GraphMemory, NodeDifference, Source, StepPoll, StepResult, Walk,
+    CaptureProgress, CaptureReport, Checks, Executor, GraphMemory, NodeDifference, NodeSpan, ReplaySpan, Source, StepPoll,
+    StepResult, Walk,
 };
 pub use metrics::{BatchRows, Fallback, Metrics, SizeCount};
 pub use ring::{RingLayout, Ticket};

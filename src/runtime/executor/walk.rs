@@ -18,12 +18,12 @@ pub enum Source {
 /// A step under way. It is finished by [`Executor::walk_end`], also when the walker lost interest: half a step is none.
 #[derive(Debug)]
 pub struct Walk {
-    chain: Chain,
-    launches: Vec<Launch>,
+    pub(super) chain: Chain,
+    pub(super) launches: Vec<Launch>,
     ticket: Ticket,
     updates: usize,
     tokens: u32,
-    next: usize,
+    pub(super) next: usize,
 }
 
 impl Walk {
