@@ -142,7 +142,7 @@ impl Diff {
         let mut changes = key(a, b);
         let may = Causes::of(a, b);
         nodes::compare(a, b, &may, &mut changes);
-        buffers::compare(a, b, &mut changes);
+        buffers::compare(a, b, &may, &mut changes);
         device(a.device.as_ref(), b.device.as_ref(), &mut changes);
         Diff { changes }
     }
@@ -169,6 +169,23 @@ impl Causes {
     fn of(a: &Dump, b: &Dump) -> Causes {
         let differ = |a: u32, b: u32| (a != b).then_some((a, b));
         Causes { rows: differ(a.key.rows(), b.key.rows()), ranks: differ(a.key.rank, b.key.rank) }
+    }
+
+    /// The same from the second to the first.
+    fn back(&self) -> Causes {
+        Causes { rows: self.rows.map(|(a, b)| (b, a)), ranks: self.ranks.map(|(a, b)| (b, a)) }
+    }
+
+    /// The name that rank `b` has for what rank `a` calls `name`, if the ranks differ and so do the names: each calls its own
+    /// buffer `words` and the other's `peer1/words`.
+    fn renamed(&self, name: &str) -> Option<String> {
+        let (a, b) = self.ranks?;
+        let other = match name.strip_prefix(&format!("peer{b}/")) {
+            Some(own) => own.to_string(),
+            None if name.contains('/') => return None,
+            None => format!("peer{a}/{name}"),
+        };
+        Some(other)
     }
 }
 

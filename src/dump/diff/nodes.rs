@@ -107,7 +107,17 @@ impl Fields<'_, '_> {
             (
                 Some(DumpValue::Pointer { buffer: was, offset: from, extent: a, access: does }),
                 Some(DumpValue::Pointer { buffer: is, offset: to, extent: b, access: now }),
-            ) if (was, from, does) == (is, to, now) => self.numbers(&name, &[*a], &[*b]),
+            ) if (from, does) == (to, now) && was == is => self.numbers(&name, &[*a], &[*b]),
+            (
+                Some(DumpValue::Pointer { buffer: was, offset: from, extent: a, access: does }),
+                Some(DumpValue::Pointer { buffer: is, offset: to, extent: b, access: now }),
+            ) if (from, does) == (to, now) && self.may.renamed(was).as_ref() == Some(is) => {
+                match self.numbers(&name, &[*a], &[*b]) {
+                    Why::Astray => Why::Astray,
+                    _ if a != b && self.may.rows.is_none() => Why::Open,
+                    _ => Why::Follows(Cause::Rank),
+                }
+            }
             _ => Why::Open,
         };
         self.changed(ChangeKind::Argument, &name, text(old), text(new), why);
