@@ -1,12 +1,7 @@
 // ingest, embed, publish: what frames a step. Formats: src/kernels/step.rs; op by op the same as src/kernels/cpu/step.rs.
 #include "cell.h"
 #include "reduce.h"
-
-struct StepState {
-    u64 sequence;
-    u32 live_sequences, live_rows, error, error_detail[3], kv_len_max, reserved[7];
-};
-static_assert(sizeof(StepState) == 64, "StepState");
+#include "state.h"
 
 struct SlotHeader {
     u64 sequence;

@@ -47,6 +47,12 @@ DEVICE u64 load_acquire_system(const u64* at) { return __hip_atomic_load(at, __A
 DEVICE void store_release_system(u64* at, u64 value) { __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM); }
 DEVICE u64 load_relaxed_system(const u64* at) { return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
 DEVICE void store_relaxed_system(u64* at, u64 value) { __hip_atomic_store(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
+// Stores a word if it holds `expected`; true if it did.
+DEVICE bool exchange_system(u64* at, u64 expected, u64 value) {
+    return __hip_atomic_compare_exchange_strong(at, &expected, value, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+// A clock that runs at one speed, whatever the device's own does: 100 MHz on gfx9.
+DEVICE u64 nanoseconds() { return __builtin_amdgcn_s_memrealtime() * 10; }
 // Gives other waves the issue slots while this one polls.
 DEVICE void pause() { __builtin_amdgcn_s_sleep(1); }
 

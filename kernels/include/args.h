@@ -843,6 +843,176 @@ static_assert(OFFSET_OF(SwigluArgs, alpha) == 36, "SwigluArgs.alpha");
 static_assert(OFFSET_OF(SwigluArgs, limit) == 40, "SwigluArgs.limit");
 static_assert(OFFSET_OF(SwigluArgs, reserved) == 44, "SwigluArgs.reserved");
 
+struct AgreeArgs {
+    // [sequences] KV length of each sequence, 0 for pads.
+    const int* seq_len;
+    // [1] agreements made so far, this rank's own.
+    unsigned long long* agreements;
+    // [64 B] step state; the first error of the step.
+    unsigned char* state;
+    // Head of the peer buffer of rank 0.
+    unsigned long long* peer0;
+    // Head of the peer buffer of rank 1.
+    unsigned long long* peer1;
+    // Head of the peer buffer of rank 2.
+    unsigned long long* peer2;
+    // Head of the peer buffer of rank 3.
+    unsigned long long* peer3;
+    // Head of the peer buffer of rank 4.
+    unsigned long long* peer4;
+    // Head of the peer buffer of rank 5.
+    unsigned long long* peer5;
+    // Head of the peer buffer of rank 6.
+    unsigned long long* peer6;
+    // Head of the peer buffer of rank 7.
+    unsigned long long* peer7;
+    // Sequences of the graph.
+    unsigned int sequences;
+    // Rows of the graph.
+    unsigned int rows;
+    // Rows a sequence.
+    unsigned int query_len;
+    // Longest KV length of the graph.
+    unsigned int graph;
+    // This rank.
+    unsigned int rank;
+    // Ranks.
+    unsigned int world;
+    // Longest wait for a peer, microseconds.
+    unsigned int budget_us;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(AgreeArgs) == 120, "AgreeArgs");
+static_assert(OFFSET_OF(AgreeArgs, seq_len) == 0, "AgreeArgs.seq_len");
+static_assert(OFFSET_OF(AgreeArgs, agreements) == 8, "AgreeArgs.agreements");
+static_assert(OFFSET_OF(AgreeArgs, state) == 16, "AgreeArgs.state");
+static_assert(OFFSET_OF(AgreeArgs, peer0) == 24, "AgreeArgs.peer0");
+static_assert(OFFSET_OF(AgreeArgs, peer1) == 32, "AgreeArgs.peer1");
+static_assert(OFFSET_OF(AgreeArgs, peer2) == 40, "AgreeArgs.peer2");
+static_assert(OFFSET_OF(AgreeArgs, peer3) == 48, "AgreeArgs.peer3");
+static_assert(OFFSET_OF(AgreeArgs, peer4) == 56, "AgreeArgs.peer4");
+static_assert(OFFSET_OF(AgreeArgs, peer5) == 64, "AgreeArgs.peer5");
+static_assert(OFFSET_OF(AgreeArgs, peer6) == 72, "AgreeArgs.peer6");
+static_assert(OFFSET_OF(AgreeArgs, peer7) == 80, "AgreeArgs.peer7");
+static_assert(OFFSET_OF(AgreeArgs, sequences) == 88, "AgreeArgs.sequences");
+static_assert(OFFSET_OF(AgreeArgs, rows) == 92, "AgreeArgs.rows");
+static_assert(OFFSET_OF(AgreeArgs, query_len) == 96, "AgreeArgs.query_len");
+static_assert(OFFSET_OF(AgreeArgs, graph) == 100, "AgreeArgs.graph");
+static_assert(OFFSET_OF(AgreeArgs, rank) == 104, "AgreeArgs.rank");
+static_assert(OFFSET_OF(AgreeArgs, world) == 108, "AgreeArgs.world");
+static_assert(OFFSET_OF(AgreeArgs, budget_us) == 112, "AgreeArgs.budget_us");
+static_assert(OFFSET_OF(AgreeArgs, reserved) == 116, "AgreeArgs.reserved");
+
+struct TopkExchangeArgs {
+    // [heads, score_rows, score_width] scores of this rank's shard: local block i is block i * world + rank.
+    const float* score;
+    // [rows] block-table row.
+    const int* row_slot;
+    // [rows] causal length.
+    const int* row_len;
+    // [slots, table_width] attend group's block table.
+    const int* block_table;
+    // [owned, topk_rows, topk] selected block ids.
+    int* topk_idx;
+    // [rows * owned kv heads, topk * block_size / 16] page ids.
+    int* page_table;
+    // [rows * owned kv heads] tokens the page table describes.
+    int* page_len;
+    // [heads, peer_rows] generation of each (row, head), this rank's own.
+    unsigned int* generations;
+    // [64 B] step state; the first error of the step.
+    unsigned char* state;
+    // Peer buffer of rank 0.
+    unsigned long long* peer0;
+    // Peer buffer of rank 1.
+    unsigned long long* peer1;
+    // Peer buffer of rank 2.
+    unsigned long long* peer2;
+    // Peer buffer of rank 3.
+    unsigned long long* peer3;
+    // Peer buffer of rank 4.
+    unsigned long long* peer4;
+    // Peer buffer of rank 5.
+    unsigned long long* peer5;
+    // Peer buffer of rank 6.
+    unsigned long long* peer6;
+    // Peer buffer of rank 7.
+    unsigned long long* peer7;
+    // Rows.
+    unsigned int rows;
+    // Index heads that are scored.
+    unsigned int heads;
+    // Heads this rank selects for: `heads / world`, or `heads`.
+    unsigned int owned;
+    // KV heads of this rank, a multiple of its index heads.
+    unsigned int kv_heads;
+    // Blocks to select.
+    unsigned int topk;
+    // Tokens of a block.
+    unsigned int block_size;
+    // Rows of a head's plane of `score`.
+    unsigned int score_rows;
+    // Columns of `score`.
+    unsigned int score_width;
+    // Rows of a head's plane of `topk_idx`.
+    unsigned int topk_rows;
+    // Rows of the block table.
+    unsigned int slots;
+    // Columns of the block table.
+    unsigned int table_width;
+    // Cache blocks there are.
+    unsigned int cache_blocks;
+    // Rows of a head in a peer buffer, at least `rows`; the same for every launch over it.
+    unsigned int peer_rows;
+    // This rank.
+    unsigned int rank;
+    // Ranks.
+    unsigned int world;
+    // Bits of the generation that candidates carry: [`TAG_BITS`], fewer in tests.
+    unsigned int tag_bits;
+    // Longest wait for a peer, microseconds.
+    unsigned int budget_us;
+    // Zero.
+    unsigned int reserved;
+};
+static_assert(sizeof(TopkExchangeArgs) == 208, "TopkExchangeArgs");
+static_assert(OFFSET_OF(TopkExchangeArgs, score) == 0, "TopkExchangeArgs.score");
+static_assert(OFFSET_OF(TopkExchangeArgs, row_slot) == 8, "TopkExchangeArgs.row_slot");
+static_assert(OFFSET_OF(TopkExchangeArgs, row_len) == 16, "TopkExchangeArgs.row_len");
+static_assert(OFFSET_OF(TopkExchangeArgs, block_table) == 24, "TopkExchangeArgs.block_table");
+static_assert(OFFSET_OF(TopkExchangeArgs, topk_idx) == 32, "TopkExchangeArgs.topk_idx");
+static_assert(OFFSET_OF(TopkExchangeArgs, page_table) == 40, "TopkExchangeArgs.page_table");
+static_assert(OFFSET_OF(TopkExchangeArgs, page_len) == 48, "TopkExchangeArgs.page_len");
+static_assert(OFFSET_OF(TopkExchangeArgs, generations) == 56, "TopkExchangeArgs.generations");
+static_assert(OFFSET_OF(TopkExchangeArgs, state) == 64, "TopkExchangeArgs.state");
+static_assert(OFFSET_OF(TopkExchangeArgs, peer0) == 72, "TopkExchangeArgs.peer0");
+static_assert(OFFSET_OF(TopkExchangeArgs, peer1) == 80, "TopkExchangeArgs.peer1");
+static_assert(OFFSET_OF(TopkExchangeArgs, peer2) == 88, "TopkExchangeArgs.peer2");
+static_assert(OFFSET_OF(TopkExchangeArgs, peer3) == 96, "TopkExchangeArgs.peer3");
+static_assert(OFFSET_OF(TopkExchangeArgs, peer4) == 104, "TopkExchangeArgs.peer4");
+static_assert(OFFSET_OF(TopkExchangeArgs, peer5) == 112, "TopkExchangeArgs.peer5");
+static_assert(OFFSET_OF(TopkExchangeArgs, peer6) == 120, "TopkExchangeArgs.peer6");
+static_assert(OFFSET_OF(TopkExchangeArgs, peer7) == 128, "TopkExchangeArgs.peer7");
+static_assert(OFFSET_OF(TopkExchangeArgs, rows) == 136, "TopkExchangeArgs.rows");
+static_assert(OFFSET_OF(TopkExchangeArgs, heads) == 140, "TopkExchangeArgs.heads");
+static_assert(OFFSET_OF(TopkExchangeArgs, owned) == 144, "TopkExchangeArgs.owned");
+static_assert(OFFSET_OF(TopkExchangeArgs, kv_heads) == 148, "TopkExchangeArgs.kv_heads");
+static_assert(OFFSET_OF(TopkExchangeArgs, topk) == 152, "TopkExchangeArgs.topk");
+static_assert(OFFSET_OF(TopkExchangeArgs, block_size) == 156, "TopkExchangeArgs.block_size");
+static_assert(OFFSET_OF(TopkExchangeArgs, score_rows) == 160, "TopkExchangeArgs.score_rows");
+static_assert(OFFSET_OF(TopkExchangeArgs, score_width) == 164, "TopkExchangeArgs.score_width");
+static_assert(OFFSET_OF(TopkExchangeArgs, topk_rows) == 168, "TopkExchangeArgs.topk_rows");
+static_assert(OFFSET_OF(TopkExchangeArgs, slots) == 172, "TopkExchangeArgs.slots");
+static_assert(OFFSET_OF(TopkExchangeArgs, table_width) == 176, "TopkExchangeArgs.table_width");
+static_assert(OFFSET_OF(TopkExchangeArgs, cache_blocks) == 180, "TopkExchangeArgs.cache_blocks");
+static_assert(OFFSET_OF(TopkExchangeArgs, peer_rows) == 184, "TopkExchangeArgs.peer_rows");
+static_assert(OFFSET_OF(TopkExchangeArgs, rank) == 188, "TopkExchangeArgs.rank");
+static_assert(OFFSET_OF(TopkExchangeArgs, world) == 192, "TopkExchangeArgs.world");
+static_assert(OFFSET_OF(TopkExchangeArgs, tag_bits) == 196, "TopkExchangeArgs.tag_bits");
+static_assert(OFFSET_OF(TopkExchangeArgs, budget_us) == 200, "TopkExchangeArgs.budget_us");
+static_assert(OFFSET_OF(TopkExchangeArgs, reserved) == 204, "TopkExchangeArgs.reserved");
+
 struct ProbeArgs {
     // [count], 32-bit patterns without a sign.
     unsigned int* dst;

@@ -52,6 +52,14 @@ DEVICE u64 load_relaxed_system(const u64* at) {
 DEVICE void store_relaxed_system(u64* at, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
+// Stores a word if it holds `expected`; true if it did.
+DEVICE bool exchange_system(u64* at, u64 expected, u64 value) { return atomicCAS_system(at, expected, value) == expected; }
+// A clock that runs at one speed, whatever the device's own does.
+DEVICE u64 nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
 // Gives other waves the issue slots while this one polls.
 DEVICE void pause() { __nanosleep(20); }
 

@@ -5,7 +5,6 @@ use crate::arena::{Arena, Sealed};
 use crate::config::{Limits, ModelShape};
 use crate::error::Result;
 use crate::gates::{Indexer, indexer};
-use crate::hal::LaunchShape;
 use crate::kernels::exchange::{TAG_BITS, TopkExchangeArgs};
 use crate::kernels::msa::{
     AttendDenseArgs, AttendSparseArgs, NormRopeInsertArgs, ScoreDecodeArgs, ScorePrefillArgs, TopkEmitArgs,
@@ -302,8 +301,8 @@ impl AttentionChain<'_> {
             budget_us: exchange::budget_us(self.limits),
             reserved: 0,
         };
-        let shape = LaunchShape { grid: [rows, self.dims.scored_heads, 1], workgroup: [64, 1, 1], lds_bytes: 0 };
-        chain.push_shaped(format!("layer{layer}.topk_exchange"), Some(layer), &registry::TOPK_EXCHANGE, shape, &args);
+        let grid = [rows, self.dims.scored_heads, 1];
+        chain.push(format!("layer{layer}.topk_exchange"), Some(layer), &registry::TOPK_EXCHANGE, grid, &args);
     }
 
     fn attend_sparse(&self, chain: &mut Chain, layer: u32, buffers: &LayerBuffers, rows: u32) {

@@ -2,7 +2,6 @@
 
 use super::{Chain, GraphKey, StepBuffers, pointer};
 use crate::config::Limits;
-use crate::hal::LaunchShape;
 use crate::kernels::exchange::{AgreeArgs, RANKS_MAX};
 use crate::kernels::{Ptr, registry};
 use crate::planning::PeerBuffers;
@@ -31,8 +30,7 @@ pub fn agree(chain: &mut Chain, peers: &PeerBuffers, step: &StepBuffers, limits:
         budget_us: budget_us(limits),
         reserved: 0,
     };
-    let shape = LaunchShape { grid: [1, 1, 1], workgroup: [64, 1, 1], lds_bytes: 0 };
-    chain.push_shaped("agree", None, &registry::AGREE, shape, &args);
+    chain.push("agree", None, &registry::AGREE, [1, 1, 1], &args);
 }
 
 /// The words of each rank; null past the world.

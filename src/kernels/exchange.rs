@@ -39,7 +39,7 @@ pub const fn peer_words(world: u32, owned: u32, rows: u32, topk: u32) -> u64 {
 }
 
 kernel_args! {
-    /// `topk_exchange`, grid [rows, heads], workgroup \[64\]: `topk_emit` over the scores of all ranks' shards, for the heads
+    /// `topk_exchange`, grid [rows, heads], workgroup \[256\]: `topk_emit` over the scores of all ranks' shards, for the heads
     /// this rank owns: [rank * owned, (rank + 1) * owned), or all heads where `owned` is `heads`.
     ///
     /// Workgroup (row, y) takes head (first owned + owned + y) mod heads, so that whatever waits is dispatched after all that
@@ -151,7 +151,7 @@ impl Differs {
 }
 
 kernel_args! {
-    /// `agree`, grid \[1\], workgroup \[64\]: RANK-1, before anything of a step is exchanged.
+    /// `agree`, grid \[1\], workgroup \[256\]: RANK-1, before anything of a step is exchanged.
     ///
     /// Stores what this rank runs into every rank's buffer, waits for the same of all ranks and compares. A difference is
     /// recorded in `state` on every rank, with both sides; nothing is exchanged in that step, the next may go on. A rank that does

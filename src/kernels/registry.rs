@@ -83,12 +83,12 @@ pub fn peers() -> &'static [&'static KernelSpec] {
     PEERS
 }
 
-/// Every kernel with a device source: those of [`all`] and [`PROBE`].
+/// Every kernel there is: those of [`all`], of [`peers`] and [`PROBE`].
 pub fn built() -> impl Iterator<Item = &'static KernelSpec> {
-    ALL.iter().copied().chain([&PROBE])
+    ALL.iter().chain(PEERS).copied().chain([&PROBE])
 }
 
 /// Finds a kernel by its symbol.
 pub fn find(symbol: &str) -> Option<&'static KernelSpec> {
-    built().chain(peers().iter().copied()).find(|kernel| kernel.symbol == symbol)
+    built().find(|kernel| kernel.symbol == symbol)
 }

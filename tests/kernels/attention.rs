@@ -34,7 +34,7 @@ pub fn cases(draw: &mut Draw) -> Vec<Case> {
 }
 
 /// A block table [slots, width] whose rows own different cache blocks; some entries are none.
-fn table(draw: &mut Draw, slots: u32, width: u32, cache_blocks: u32) -> Vec<i32> {
+pub fn table(draw: &mut Draw, slots: u32, width: u32, cache_blocks: u32) -> Vec<i32> {
     let mut free = draw.permutation(cache_blocks);
     (0..slots * width).map(|_| if draw.chance(20) { -1 } else { free.pop().unwrap_or(cache_blocks as i32) }).collect()
 }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <ucontext.h>
 
 #define KERNEL extern "C" __attribute__((visibility("default")))
@@ -189,6 +190,14 @@ DEVICE u64 load_acquire_system(const u64* at) { return __atomic_load_n(at, __ATO
 DEVICE void store_release_system(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
 DEVICE u64 load_relaxed_system(const u64* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
 DEVICE void store_relaxed_system(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
+DEVICE bool exchange_system(u64* at, u64 expected, u64 value) {
+    return __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+DEVICE u64 nanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (u64)now.tv_sec * 1000000000ull + (u64)now.tv_nsec;
+}
 DEVICE void pause() {}
 
 DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }

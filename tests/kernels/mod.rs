@@ -6,6 +6,7 @@
 #![allow(dead_code, clippy::allow_attributes, reason = "each test that includes this uses a part of it")]
 
 pub mod attention;
+pub mod exchange;
 pub mod model;
 pub mod ops;
 pub mod step;
@@ -196,11 +197,10 @@ pub fn cases(draw: &mut Draw) -> Vec<Case> {
     let mut all = step::cases(draw);
     all.extend(attention::cases(draw));
     all.extend(model::cases(draw));
-    let missing: Vec<&str> = capstan::kernels::registry::all()
-        .iter()
-        .filter(|kernel| !all.iter().any(|case| case.kernel.symbol == kernel.symbol))
-        .map(|kernel| kernel.symbol)
-        .collect();
+    all.extend(exchange::cases(draw));
+    let every = capstan::kernels::registry::all().iter().chain(capstan::kernels::registry::peers());
+    let missing: Vec<&str> =
+        every.filter(|kernel| !all.iter().any(|case| case.kernel.symbol == kernel.symbol)).map(|kernel| kernel.symbol).collect();
     assert!(missing.is_empty(), "no case launches {missing:?}");
     // CAPSTAN_KERNEL=attend: only kernels whose symbol has that in it.
     if let Ok(part) = std::env::var("CAPSTAN_KERNEL") {

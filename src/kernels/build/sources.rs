@@ -35,10 +35,10 @@ macro_rules! embed {
 }
 
 /// Headers by the name that sources include them by.
-pub(super) const HEADERS: &[(&str, &str)] = embed!("include/": "amd.h", "args.h", "attend_tile.h", "cell.h", "dots.h", "fp8_tile.h", "nvidia.h", "platform.h", "reduce.h");
+pub(super) const HEADERS: &[(&str, &str)] = embed!("include/": "amd.h", "args.h", "attend_tile.h", "cell.h", "dots.h", "fp8_tile.h", "nvidia.h", "platform.h", "reduce.h", "select.h", "state.h");
 
 const SOURCES: &[(&str, &str)] = embed!(
-    "": "attend.hip", "linear.hip", "moe.hip", "norm.hip", "norm_rope.hip", "probe.hip", "sample.hip", "score.hip", "step.hip", "swiglu.hip",
+    "": "attend.hip", "exchange.hip", "linear.hip", "moe.hip", "norm.hip", "norm_rope.hip", "probe.hip", "sample.hip", "score.hip", "step.hip", "swiglu.hip",
     "topk.hip",
 );
 

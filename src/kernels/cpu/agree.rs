@@ -83,14 +83,22 @@ pub fn agree(args: &Bound<'_, AgreeArgs>, _: &mut Workgroup<'_>) {
 fn of_this_rank(args: &Bound<'_, AgreeArgs>, state: &StepState) -> Record {
     let lens = args.read::<i32>(|a| &a.seq_len);
     let lens = lens.slice(0, args.sequences as usize);
-    let hash = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
-    let batch = lens.iter().fold(hash(0xcbf2_9ce4_8422_2325, u64::from(state.live_rows)), |all, &len| hash(all, len as u64));
+    // A sum, so that lanes can share it.
+    let parts = lens.iter().zip(1u64..).map(|(&len, at)| mix(at << 32 | u64::from(len as u32)));
+    let batch = parts.fold(mix(u64::from(state.live_rows)), u64::wrapping_add);
     let graph = if state.error == 0 { args.graph } else { !args.graph };
     [
         u64::from(args.rows) | u64::from(args.query_len) << 32,
         state.sequence & 0xffff_ffff | u64::from(graph) << 32,
         (batch ^ batch >> 32) & 0xffff_ffff,
     ]
+}
+
+/// A hash of a word: the finaliser of splitmix64.
+fn mix(word: u64) -> u64 {
+    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
 }
 
 /// The first thing in which two records differ, and both sides of it.
