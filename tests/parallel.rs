@@ -5,7 +5,7 @@ mod parallel {
 }
 mod serving;
 
-use capstan::config::Limits;
+use capstan::config::{CaptureSizes, Limits, ModelShape};
 use capstan::random::Random;
 use parallel::ranks::{Step, compare, run_ranks, shape};
 
@@ -27,17 +27,65 @@ fn steps(random: &mut Random, limits: &Limits, count: usize) -> Vec<Step> {
     steps
 }
 
+/// A step of sequences that are all of one length.
+fn step(random: &mut Random, query_len: u32, live: u32, len: u32) -> Step {
+    let tokens = (0..live).map(|_| (0..query_len).map(|_| random.range(0, 31) as i32).collect()).collect();
+    Step { lens: vec![len; live as usize], tokens }
+}
+
+/// Runs the steps on one rank alone and on `world` ranks, and compares.
+fn as_one_rank(shape: &ModelShape, limits: &Limits, world: u32, steps: &[Step], seed: u64) {
+    let alone = run_ranks(shape, limits, 1, steps, seed);
+    let ranks = run_ranks(shape, limits, world, steps, seed);
+    compare(shape, &alone[0], &ranks);
+}
+
 #[test]
 fn ranks_select_and_attend_as_one_rank_would() {
     let seed = serving::seed(11);
-    for (world, speculative) in [(2, 0), (4, 0), (2, 3), (4, 1), (4, 2)] {
+    for (world, speculative) in [(2, 0), (4, 0), (2, 3), (4, 1), (4, 2), (4, 3)] {
         let mut random = Random::new(seed + u64::from(world));
         let limits = Limits { num_speculative_tokens: speculative, max_num_seqs: 6, ..serving::limits() };
         let steps = steps(&mut random, &limits, 40);
-        let alone = run_ranks(&shape(), &limits, 1, &steps, seed);
-        let ranks = run_ranks(&shape(), &limits, world, &steps, seed);
-        compare(&shape(), &alone[0], &ranks);
+        as_one_rank(&shape(), &limits, world, &steps, seed);
     }
+}
+
+#[test]
+fn eight_ranks_where_their_candidates_are_no_more_than_the_gate_allows() {
+    let seed = serving::seed(13);
+    let mut random = Random::new(seed);
+    let shape = ModelShape { q_heads: 16, kv_heads: 8, index_heads: 8, topk_blocks: 8, ..ModelShape::nano() };
+    let limits = Limits { num_speculative_tokens: 1, max_num_seqs: 4, max_model_len: 256, ..serving::limits() };
+    let steps = steps(&mut random, &limits, 30);
+    as_one_rank(&shape, &limits, 8, &steps, seed);
+}
+
+/// Nothing in a graph comes from the lengths it was captured or first replayed with.
+#[test]
+fn graphs_that_first_ran_with_one_token_run_at_the_limit() {
+    let seed = serving::seed(14);
+    let mut random = Random::new(seed);
+    for world in [2, 4] {
+        let limits = Limits { max_num_seqs: 6, ..serving::limits() };
+        let mut steps: Vec<Step> = (1..=6).map(|live| step(&mut random, 1, live, 1)).collect();
+        steps.extend((1..=6).rev().map(|live| step(&mut random, 1, live, limits.max_model_len)));
+        as_one_rank(&shape(), &limits, world, &steps, seed);
+    }
+}
+
+#[test]
+fn two_graphs_alternate() {
+    let seed = serving::seed(15);
+    let mut random = Random::new(seed);
+    let limits = Limits { max_num_seqs: 6, max_model_len: 256, capture: CaptureSizes::List(vec![1, 6]), ..serving::limits() };
+    let steps: Vec<Step> = (0..300)
+        .map(|at| {
+            let len = random.range(1, limits.max_model_len);
+            step(&mut random, 1, if at % 2 == 0 { 1 } else { 6 }, len)
+        })
+        .collect();
+    as_one_rank(&shape(), &limits, 4, &steps, seed);
 }
 
 #[test]
@@ -46,7 +94,5 @@ fn sizes_that_shrink_and_regrow_for_a_thousand_steps() {
     let mut random = Random::new(seed);
     let limits = Limits { max_num_seqs: 4, max_model_len: 256, ..serving::limits() };
     let steps = steps(&mut random, &limits, 1100);
-    let alone = run_ranks(&shape(), &limits, 1, &steps, seed);
-    let ranks = run_ranks(&shape(), &limits, 2, &steps, seed);
-    compare(&shape(), &alone[0], &ranks);
+    as_one_rank(&shape(), &limits, 2, &steps, seed);
 }
