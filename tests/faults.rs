@@ -15,6 +15,8 @@ mod graph;
 mod liar;
 #[path = "faults/page.rs"]
 mod page;
+#[path = "faults/peers.rs"]
+mod peers;
 #[path = "faults/recorded.rs"]
 mod recorded;
 #[path = "faults/rig.rs"]
@@ -128,6 +130,7 @@ const SUITE: &[(&str, &[Fault])] = &[
     ("The device's graph is not what was recorded", graph::FAULTS),
     ("Calls in the capture window", window::FAULTS),
     ("Chains and plans with a mistake", chain::FAULTS),
+    ("What a rank holds of its peers", peers::FAULTS),
     ("Memory, rings and kernels while serving", step::FAULTS),
     ("Replays that differ from eager runs", shadow::FAULTS),
 ];

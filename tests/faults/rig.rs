@@ -48,7 +48,12 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(chains: Arc<dyn StepChains>) -> Result<Rig> {
-        let liar = Liar::new(hal::open("cpu")?);
+        Rig::on("cpu", chains)
+    }
+
+    /// On another device.
+    pub fn on(device: &str, chains: Arc<dyn StepChains>) -> Result<Rig> {
+        let liar = Liar::new(hal::open(device)?);
         let device: Arc<dyn Device> = Arc::new(liar.clone());
         Ok(Rig { executor: Executor::new(&device, chains)?, liar, sequences: Vec::new(), next_block: 9 })
     }
