@@ -158,6 +158,11 @@ pub fn context_parallel(shape: &ModelShape, limits: &Limits, sharing: Sharing) -
     checks.into_iter().filter(|(refused, _)| *refused).map(|(_, refusal)| refusal).collect()
 }
 
+/// The same for a rank of several: empty as well where there is one rank, which has nothing to fall back from.
+pub fn parallel_refused(shape: &ModelShape, limits: &Limits, sharing: Sharing) -> Vec<Refusal> {
+    if limits.world == 1 { Vec::new() } else { context_parallel(shape, limits, sharing) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

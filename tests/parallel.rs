@@ -5,9 +5,15 @@ mod parallel {
 }
 mod serving;
 
+use std::sync::Arc;
+
+use capstan::chain::{MsaChains, StepChains};
 use capstan::config::{CaptureSizes, Limits, ModelShape};
+use capstan::gates::Refusal;
+use capstan::hal;
 use capstan::random::Random;
-use parallel::ranks::{Step, compare, run_ranks, shape};
+use capstan::runtime::Executor;
+use parallel::ranks::{Step, compare, decode, run_ranks, shape};
 
 /// Steps of a few sequences each, of lengths that jump about, with idle rows between.
 fn steps(random: &mut Random, limits: &Limits, count: usize) -> Vec<Step> {
@@ -59,6 +65,30 @@ fn eight_ranks_where_their_candidates_are_no_more_than_the_gate_allows() {
     let limits = Limits { num_speculative_tokens: 1, max_num_seqs: 4, max_model_len: 256, ..serving::limits() };
     let steps = steps(&mut random, &limits, 30);
     as_one_rank(&shape, &limits, 8, &steps, seed);
+}
+
+#[test]
+fn a_rank_that_the_gate_refuses_scores_alone_counts_it_and_selects_the_same() {
+    let seed = serving::seed(16);
+    let mut random = Random::new(seed);
+    let shape = ModelShape { topk_blocks: 33, ..shape() };
+    let limits = Limits { max_num_seqs: 4, ..serving::limits() };
+    let steps = steps(&mut random, &limits, 20);
+    as_one_rank(&shape, &limits, 2, &steps, seed);
+    let chains = Arc::new(MsaChains::new(&shape, &Limits { world: 2, ..limits.clone() }, seed).unwrap());
+    assert_eq!(chains.parallel_refused(), [Refusal::Candidates { candidates: 66 }]);
+    let device = hal::open("cpu").unwrap();
+    let mut executor = Executor::new(&device, chains).unwrap();
+    for step in &steps {
+        decode(&mut executor, step).unwrap();
+    }
+    let metrics = executor.metrics();
+    assert_eq!((metrics.scored_alone, metrics.decode_steps), (20, 20));
+    let alone = Arc::new(MsaChains::new(&shape, &limits, seed).unwrap());
+    assert!(alone.parallel_refused().is_empty(), "one rank falls back from nothing");
+    let mut executor = Executor::new(&device, alone).unwrap();
+    decode(&mut executor, &steps[0]).unwrap();
+    assert_eq!(executor.metrics().scored_alone, 0);
 }
 
 /// Nothing in a graph comes from the lengths it was captured or first replayed with.

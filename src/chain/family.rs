@@ -8,6 +8,7 @@ use super::{Chain, StepBuffers, StepLayout};
 use crate::arena::{Arena, ArenaPlan, Sealed};
 use crate::config::Limits;
 use crate::error::Result;
+use crate::gates::Refusal;
 use crate::kernels::KernelSpec;
 use crate::planning::PeerBuffers;
 
@@ -82,6 +83,11 @@ pub trait StepChains: Send + Sync + fmt::Debug {
     /// What the ranks of a context-parallel group exchange; `None`: one rank runs alone.
     fn peers(&self) -> Option<&PeerBuffers> {
         None
+    }
+
+    /// Why a rank of several scores decode rows alone; empty if they exchange candidates, or if there is one rank.
+    fn parallel_refused(&self) -> Vec<Refusal> {
+        Vec::new()
     }
 
     /// A step without sequences that only applies block-table updates.

@@ -13,6 +13,7 @@ use crate::arena::{Arena, ArenaPlan, Sealed};
 use crate::config::{Limits, ModelShape};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::gates::{Refusal, Sharing, parallel_refused};
 use crate::kernels::m3::SelectLastArgs;
 use crate::kernels::step::{EmbedArgs, SampleArgs};
 use crate::kernels::{KernelSpec, Ptr, registry};
@@ -163,6 +164,10 @@ impl StepChains for MsaChains {
 
     fn peers(&self) -> Option<&PeerBuffers> {
         self.plan.peers.as_ref()
+    }
+
+    fn parallel_refused(&self) -> Vec<Refusal> {
+        parallel_refused(&self.plan.shape, &self.plan.limits, Sharing::Heads)
     }
 
     fn decode(&self, key: &GraphKey) -> Chain {

@@ -73,7 +73,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let checkpoint = Arc::new(Checkpoint::open(dir)?);
     let shape = checkpoint.shape().clone();
     let requests = args.requests(&prompts, &shape)?;
-    let (limits, group) = ranks::joined(shared.limits_or(args.defaults(&prompts, &shape)?, &shape)?, &shape)?;
+    let (limits, group) = ranks::joined(shared.limits_or(args.defaults(&prompts, &shape)?, &shape)?)?;
     // Every rank generates the same; rank 0 says so.
     let speaks = group.is_none() || limits.rank == 0;
     let nodes = |limits: &_| -> Result<Arc<dyn StepChains>> { Ok(Arc::new(M3Chains::without_weights(&shape, limits)?)) };

@@ -97,7 +97,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The limits of a rank that runs a whole model, and its group, if this process was started as one of several.
 ///
 /// Errors: the ranks do not meet, or the limits ask for a group that nobody started.
-pub(super) fn joined(limits: Limits, shape: &ModelShape) -> Result<(Limits, Option<Arc<dyn Group>>)> {
+pub(super) fn joined(limits: Limits) -> Result<(Limits, Option<Arc<dyn Group>>)> {
     let Some(rendezvous) = Rendezvous::from_env()? else {
         return match limits.world {
             1 => Ok((limits, None)),
@@ -106,9 +106,6 @@ pub(super) fn joined(limits: Limits, shape: &ModelShape) -> Result<(Limits, Opti
         };
     };
     let limits = Limits { rank: rendezvous.rank, world: rendezvous.world, ..limits };
-    for refused in gates::context_parallel(shape, &limits, gates::Sharing::Replicated) {
-        tracing::warn!(%refused, "every rank scores alone");
-    }
     let group: Arc<dyn Group> = Arc::new(TcpGroup::join(&rendezvous, PATIENCE)?);
     Ok((limits, Some(group)))
 }

@@ -38,6 +38,12 @@ fn work(report: &ServeReport) -> Vec<Vec<String>> {
         true => rows.push(row("eager fallbacks", 0)),
         false => rows.extend(report.fallbacks.iter().map(|(why, count)| row(&format!("eager fallbacks: {why}"), count))),
     }
+    if report.metrics.scored_alone > 0 {
+        let reasons = report.parallel_refused.iter();
+        rows.extend(
+            reasons.map(|why| row(&format!("decode steps that no other rank shared: {why}"), report.metrics.scored_alone)),
+        );
+    }
     if report.metrics.shadowed > 0 {
         rows.push(row("replays repeated eagerly, equal bits", report.metrics.shadowed));
     }

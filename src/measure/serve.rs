@@ -104,6 +104,8 @@ pub struct ServeReport {
     pub padding_waste: f64,
     /// Eager decode steps by reason, those that happened.
     pub fallbacks: BTreeMap<&'static str, u64>,
+    /// Why a rank of several scored alone; empty if it did not, or if there is one rank.
+    pub parallel_refused: Vec<String>,
     /// Memory.
     pub memory: MemoryReport,
     /// How tokens were checked.
@@ -188,6 +190,7 @@ fn report(
         submit_us: Spread::of(&mut watched.submit_us().to_vec()),
         padding_waste: metrics.padding_waste(),
         fallbacks: fallbacks.map(|(why, count)| (why.reason(), count)).collect(),
+        parallel_refused: watched.primary().chains().parallel_refused().iter().map(ToString::to_string).collect(),
         metrics,
         memory,
         check,

@@ -15,6 +15,7 @@ use crate::chain::{Chain, GraphKey, StepBuffers, StepChains, StepLayout, WORKGRO
 use crate::config::Limits;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::gates::{Refusal, Sharing, parallel_refused};
 use crate::hal::LaunchShape;
 use crate::kernels::m3::{
     LinearArgs, MoeCombineArgs, MoeLinearArgs, MoeSortArgs, RmsNormArgs, RouteArgs, SelectLastArgs, SwigluArgs, moe_tiles,
@@ -100,6 +101,10 @@ impl StepChains for M3Chains {
 
     fn peers(&self) -> Option<&crate::planning::PeerBuffers> {
         self.plan.peers.as_ref()
+    }
+
+    fn parallel_refused(&self) -> Vec<Refusal> {
+        parallel_refused(&self.plan.shape, &self.plan.limits, Sharing::Replicated)
     }
 
     fn decode(&self, key: &GraphKey) -> Chain {

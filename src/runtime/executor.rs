@@ -143,6 +143,7 @@ impl Executor {
             arena.pinned(step.results)?,
         );
         let decode_rows = limits.max_num_seqs.saturating_mul(1 + limits.num_speculative_tokens);
+        let alone = !Executor::warn_of_refused(&*chains).is_empty();
         let sequences = Sequences::new(layout.slots, layout.table_width, layout.block_size, layout.cache_blocks);
         Ok(Executor {
             chains,
@@ -153,7 +154,7 @@ impl Executor {
             graphs: GraphSet::default(),
             ring,
             sequences,
-            metrics: Metrics { batch_rows: BatchRows::new(decode_rows), ..Metrics::default() },
+            metrics: Metrics { batch_rows: BatchRows::new(decode_rows), alone, ..Metrics::default() },
             checks: Checks::default(),
             difference: None,
             device_passed: false,

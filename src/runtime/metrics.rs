@@ -87,13 +87,17 @@ pub struct Metrics {
     pub table_flushes: u64,
     /// Replays that were repeated eagerly and compared.
     pub shadowed: u64,
+    /// Decode steps of one of several ranks that scored alone, as
+    /// [`StepChains::parallel_refused`](crate::chain::StepChains::parallel_refused) says why.
+    pub scored_alone: u64,
+    /// True if every decode step of this executor is one of those.
+    #[serde(skip)]
+    pub(super) alone: bool,
 }
 
 impl Metrics {
     pub(super) fn replayed(&mut self, capture_rows: u32, live_rows: u32) {
-        self.decode_steps += 1;
-        self.live_rows += u64::from(live_rows);
-        self.batch_rows.count(live_rows);
+        self.decoded(live_rows);
         self.pad_rows += u64::from(capture_rows - live_rows);
         if let Some(count) = self.replays.iter_mut().find(|count| count.rows == capture_rows) {
             count.replays += 1;
@@ -101,11 +105,16 @@ impl Metrics {
     }
 
     pub(super) fn fell_back(&mut self, why: Fallback, live_rows: u32) {
+        self.decoded(live_rows);
+        let at = Fallback::ALL.iter().position(|&reason| reason == why).unwrap_or(0);
+        self.fallbacks[at] += 1;
+    }
+
+    fn decoded(&mut self, live_rows: u32) {
         self.decode_steps += 1;
         self.live_rows += u64::from(live_rows);
         self.batch_rows.count(live_rows);
-        let at = Fallback::ALL.iter().position(|&reason| reason == why).unwrap_or(0);
-        self.fallbacks[at] += 1;
+        self.scored_alone += u64::from(self.alone);
     }
 
     /// Padded rows as a share of all replayed rows.

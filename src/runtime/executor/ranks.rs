@@ -6,6 +6,7 @@ use super::Executor;
 use crate::arena::{Arena, Sealed};
 use crate::chain::{GraphKey, StepChains};
 use crate::error::{Error, ErrorKind, Result};
+use crate::gates::Refusal;
 use crate::hal::Device;
 use crate::kernels::exchange::Differs;
 use crate::kernels::step::{ResultHeader, StepError};
@@ -36,6 +37,13 @@ impl Executor {
                     .help("make the executor with Executor::join and a group, or set world to 1"))
             }
         }
+    }
+
+    /// Why this rank of several scores alone, each reason said once; the steps are counted.
+    pub(super) fn warn_of_refused(chains: &dyn StepChains) -> Vec<Refusal> {
+        let refused = chains.parallel_refused();
+        refused.iter().for_each(|refused| tracing::warn!(%refused, "every rank scores alone"));
+        refused
     }
 
     /// Waits for the other ranks, so that none is late by more than a device waits.
