@@ -152,6 +152,26 @@ fn a_hundred_thousand_replays_with_random_skew_lose_nothing() {
 }
 
 #[test]
+fn recorded_cases_are_shared_by_threads_and_processes() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures/indexer");
+    let Ok(entries) = std::fs::read_dir(&folder) else { return println!("skipped: {} is not there", folder.display()) };
+    let files: Vec<_> = entries.map(|entry| entry.expect("a readable folder").path()).collect();
+    for kind in ["threads", "processes"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_capstan"))
+            .args(["verify", "--json", "--device", "cpu", "--world", "4", "--ranks", kind, "--peer-timeout-ms", "20000"])
+            .args(&files)
+            .output()
+            .expect("the program runs");
+        assert!(output.status.success(), "{kind}: {}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).expect("one report, of all ranks");
+        let cases = report["cases"].as_array().expect("cases are a list");
+        assert_eq!(cases.len(), 4 * files.len());
+        let shared = cases.iter().filter(|case| case["compared"].as_u64() > Some(0)).count();
+        assert_eq!(shared, 4 * 2, "two files have four heads: {cases:?}");
+    }
+}
+
+#[test]
 fn launch_starts_every_rank_and_fails_with_the_first_that_does() {
     let launch = |script: &str| {
         let args = ["launch", "--world", "3", "--", "sh", "-c", script];

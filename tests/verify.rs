@@ -1,10 +1,14 @@
 //! `capstan verify` on the recorded cases, on damaged copies of them, and on files that are none.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use capstan::error::ErrorKind;
-use capstan::hal;
-use capstan::measure::verify::{Verified, verify_case};
+use capstan::hal::cpu::CpuDevice;
+use capstan::hal::{self, Device};
+use capstan::measure::verify::{RankCase, Verified, verify_case, verify_case_as_rank};
+use capstan::peers::{Group, ThreadGroup};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
@@ -30,6 +34,53 @@ fn every_recorded_case_holds() {
         assert_eq!(verified.first_difference(), None);
         // Both modes, and at least the selection in each.
         assert!(verified.comparisons.len() >= 2, "{verified:?}");
+    }
+}
+
+/// What each rank of `world` says of its file.
+fn as_ranks(world: u32, file: impl Fn(u32) -> PathBuf + Sync) -> Vec<capstan::Result<RankCase>> {
+    let groups = ThreadGroup::all(world, Duration::from_secs(60));
+    std::thread::scope(|scope| {
+        let start = |group: Arc<ThreadGroup>| {
+            let file = &file;
+            scope.spawn(move || {
+                let device: Arc<dyn Device> = CpuDevice::new(1)?;
+                let path = file(group.rank());
+                verify_case_as_rank(&device, &path, &(group as Arc<dyn Group>), 30_000)
+            })
+        };
+        let ranks: Vec<_> = groups.into_iter().map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_that_share_a_recorded_case_give_what_one_rank_alone_does() {
+    let heads = |path: &Path| -> u32 {
+        let bytes = std::fs::read(path).unwrap();
+        let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+        metadata.metadata().as_ref().unwrap()["heads"].parse().unwrap()
+    };
+    for (path, world) in cases().iter().flat_map(|path| [2, 4].map(|world| (path, world))) {
+        for case in as_ranks(world, |_| path.clone()) {
+            let case = case.unwrap();
+            match heads(path).is_multiple_of(world) {
+                true => assert!(case.refused.is_empty() && case.compared > 0, "{case:?}"),
+                false => assert!(case.refused[0].contains("do not divide") && case.compared == 0, "{case:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_bring_other_cases_say_so() {
+    let all = cases();
+    let of = |name: &str| all.iter().find(|path| path.ends_with(name)).cloned();
+    let (Some(a), Some(b)) = (of("msa-decode_h4_q1.safetensors"), of("msa-prefill_h4.safetensors")) else { return };
+    for error in as_ranks(2, |rank| if rank == 0 { a.clone() } else { b.clone() }) {
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invariant("RANK-1"), "{error}");
+        assert!(error.message().contains("decode_h4_q1") && error.message().contains("prefill_h4"), "{error}");
     }
 }
 

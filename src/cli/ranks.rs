@@ -1,12 +1,14 @@
 //! `capstan verify --ranks`: context parallelism against one rank alone, with ranks as threads or processes.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use serde_json::json;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use super::table::table;
 use super::{Shared, print};
@@ -15,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::gates;
 use crate::hal::{self, Device, Platform};
 use crate::measure::ranks::{RanksReport, RanksRun};
+use crate::measure::verify::{RankCase, verify_case_as_rank};
 use crate::peers::{Group, Launched, Rendezvous, TcpGroup, ThreadGroup};
 
 /// What the ranks are.
@@ -46,8 +49,11 @@ pub(super) struct RanksArgs {
     join_timeout_ms: u32,
 }
 
+/// What every rank runs; gives what it found, as JSON.
+type Run<'a> = dyn Fn(&Arc<dyn Device>, Arc<dyn Group>) -> Result<Value> + Sync + 'a;
+
 /// Exit code 1 if a rank failed.
-pub(super) fn run(args: &RanksArgs, ranks: Ranks, shared: &Shared) -> Result<ExitCode> {
+pub(super) fn run(args: &RanksArgs, ranks: Ranks, shared: &Shared, files: &[PathBuf]) -> Result<ExitCode> {
     let nano = ModelShape { q_heads: 8, kv_heads: 4, index_heads: 4, ..ModelShape::nano() };
     let shape = shared.shape_or(nano)?;
     let defaults = LimitsInput {
@@ -57,10 +63,22 @@ pub(super) fn run(args: &RanksArgs, ranks: Ranks, shared: &Shared) -> Result<Exi
         ..LimitsInput::default()
     };
     let limits = shared.limits_or(defaults, &shape)?;
+    let (world, timeout_ms) = (limits.world, limits.peer_timeout_ms);
+    let patience = Duration::from_millis(u64::from(args.join_timeout_ms));
+    if !files.is_empty() {
+        if world == 1 {
+            return Err(Error::config("--ranks with one rank: there is nothing to exchange").help("pass --world 2 or more"));
+        }
+        let cases = |device: &Arc<dyn Device>, group: Arc<dyn Group>| {
+            let cases = files.iter().map(|file| verify_case_as_rank(device, file, &group, timeout_ms));
+            Ok(json!(cases.collect::<Result<Vec<_>>>()?))
+        };
+        return on_ranks(shared, ranks, world, patience, &cases, show_cases);
+    }
     let blocks = limits.max_num_seqs * limits.max_model_len.div_ceil(shape.block_size);
     let run = RanksRun {
         shape,
-        limits: Limits { cache: CacheBudget::Blocks(blocks), ..limits.clone() },
+        limits: Limits { cache: CacheBudget::Blocks(blocks), ..limits },
         steps: args.steps,
         compare_every: args.compare_every,
         seed: shared.seed,
@@ -70,21 +88,36 @@ pub(super) fn run(args: &RanksArgs, ranks: Ranks, shared: &Shared) -> Result<Exi
         return Err(Error::config(format!("context parallelism does not run: {refused}"))
             .help("pass --world 2 or more, with limits and a model that suit"));
     }
-    let patience = Duration::from_millis(u64::from(args.join_timeout_ms));
+    let steps = |device: &Arc<dyn Device>, group: Arc<dyn Group>| Ok(json!(run.run(device, group)?));
+    on_ranks(shared, ranks, world, patience, &steps, show_steps)
+}
+
+/// Runs every rank, or this one if the process was started as one of several; the first rank shows what all found.
+fn on_ranks(
+    shared: &Shared,
+    ranks: Ranks,
+    world: u32,
+    patience: Duration,
+    run: &Run<'_>,
+    show: fn(&Shared, Vec<Value>) -> Result<ExitCode>,
+) -> Result<ExitCode> {
     match ranks {
-        Ranks::Threads => show(shared, &as_threads(shared, &run, limits.world, patience)?),
+        Ranks::Threads => show(shared, as_threads(shared, world, patience, run)?),
         Ranks::Processes => match Rendezvous::from_env()? {
             Some(rendezvous) => {
                 let device = device(shared, rendezvous.world)?;
                 let group: Arc<dyn Group> = Arc::new(TcpGroup::join(&rendezvous, patience)?);
-                let own = run.run(&device, group.clone())?;
-                let reports = own.of_all(&*group)?;
-                if rendezvous.rank == 0 { show(shared, &reports) } else { Ok(ExitCode::SUCCESS) }
+                let own = run(&device, group.clone())?;
+                let all = group.all_gather("reports", own.to_string().as_bytes())?;
+                let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
+                let all = all.iter().map(read).collect::<std::result::Result<Vec<Value>, _>>();
+                let all = all.map_err(|error| Error::peer(format!("a rank's report: {error}")))?;
+                if rendezvous.rank == 0 { show(shared, all) } else { Ok(ExitCode::SUCCESS) }
             }
             None => {
                 let program = std::env::current_exe().map_err(|error| Error::input(format!("this program: {error}")))?;
                 let command: Vec<OsString> = [program.into_os_string()].into_iter().chain(std::env::args_os().skip(1)).collect();
-                let all = Launched::start(limits.world, &command)?.wait()?;
+                let all = Launched::start(world, &command)?.wait()?;
                 Ok(if all.iter().all(|status| status.success()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
             }
         },
@@ -120,24 +153,30 @@ fn device(shared: &Shared, world: u32) -> Result<Arc<dyn Device>> {
     Ok(hal::cpu::CpuDevice::new((cores / world as usize).max(1))?)
 }
 
-fn as_threads(shared: &Shared, run: &RanksRun, world: u32, patience: Duration) -> Result<Vec<RanksReport>> {
+fn as_threads(shared: &Shared, world: u32, patience: Duration, run: &Run<'_>) -> Result<Vec<Value>> {
     let groups = ThreadGroup::all(world, patience);
     std::thread::scope(|scope| {
-        let start = |group: Arc<ThreadGroup>| scope.spawn(move || run.run(&device(shared, world)?, group as Arc<dyn Group>));
+        let start = |group: Arc<ThreadGroup>| scope.spawn(move || run(&device(shared, world)?, group as Arc<dyn Group>));
         let ranks: Vec<_> = groups.into_iter().map(start).collect();
-        let join = |rank: std::thread::ScopedJoinHandle<'_, Result<RanksReport>>| {
+        let join = |rank: std::thread::ScopedJoinHandle<'_, Result<Value>>| {
             rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         ranks.into_iter().map(join).collect::<Vec<_>>().into_iter().collect()
     })
 }
 
-fn show(shared: &Shared, reports: &[RanksReport]) -> Result<ExitCode> {
+/// What ranks reported, read back.
+fn reports<T: DeserializeOwned>(all: Vec<Value>) -> Result<Vec<T>> {
+    let read = all.into_iter().map(serde_json::from_value).collect::<std::result::Result<_, _>>();
+    read.map_err(|error| Error::peer(format!("a rank's report: {error}")).help("run the same version on every rank"))
+}
+
+fn show_steps(shared: &Shared, all: Vec<Value>) -> Result<ExitCode> {
     if shared.json {
-        print(&format!("{:#}", json!({ "equal": true, "ranks": reports })))?;
+        print(&format!("{:#}", json!({ "equal": true, "ranks": all })))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let rows = reports.iter().map(|report| {
+    let rows = reports::<RanksReport>(all)?.into_iter().map(|report| {
         let steps_a_second = f64::from(report.steps) / report.seconds;
         vec![
             format!("{} of {}", report.rank, report.world),
@@ -149,4 +188,24 @@ fn show(shared: &Shared, reports: &[RanksReport]) -> Result<ExitCode> {
     });
     print(&table(&["rank", ">steps", ">rows compared", ">steps a second", "equal"], rows))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Exit code 1 if the ranks could share no case at all.
+fn show_cases(shared: &Shared, all: Vec<Value>) -> Result<ExitCode> {
+    let cases: Vec<RankCase> = reports::<Vec<RankCase>>(all)?.into_iter().flatten().collect();
+    let shared_any = cases.iter().any(|case| case.refused.is_empty());
+    if shared.json {
+        print(&format!("{:#}", json!({ "equal": shared_any, "cases": cases })))?;
+    } else {
+        let rows = cases.iter().map(|case| {
+            let equal = if case.refused.is_empty() { "yes".to_string() } else { format!("not run: {}", case.refused.join("; ")) };
+            let name = case.file.rsplit('/').next().unwrap_or(&case.file);
+            vec![name.to_string(), format!("{} of {}", case.rank, case.world), case.compared.to_string(), equal]
+        });
+        print(&table(&["case", "rank", ">rows and heads compared", "equal"], rows))?;
+    }
+    if !shared_any {
+        eprintln!("no case can be shared by these ranks");
+    }
+    Ok(if shared_any { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -19,15 +19,15 @@ pub(super) struct VerifyArgs {
     shared: Shared,
     #[command(flatten)]
     ranks: RanksArgs,
-    /// Recorded cases, .safetensors
-    #[arg(required_unless_present = "ranks", conflicts_with = "ranks", value_name = "FILE")]
+    /// Recorded cases, .safetensors; with --ranks each rank is held against one rank alone on them instead of on random steps
+    #[arg(required_unless_present = "ranks", value_name = "FILE")]
     files: Vec<PathBuf>,
 }
 
 /// Exit code 1 if a case differs.
 pub(super) fn run(args: &VerifyArgs) -> Result<ExitCode> {
     if let Some(kind) = args.ranks.ranks {
-        return ranks::run(&args.ranks, kind, &args.shared);
+        return ranks::run(&args.ranks, kind, &args.shared, &args.files);
     }
     let device = args.shared.open_device()?;
     let cases = args.files.iter().map(|file| verify_case(&device, file)).collect::<Result<Vec<_>>>()?;

@@ -46,18 +46,6 @@ pub struct RanksReport {
     pub seconds: f64,
 }
 
-impl RanksReport {
-    /// The reports of all ranks, indexed by rank.
-    ///
-    /// Errors: a rank is gone.
-    pub fn of_all(&self, group: &dyn Group) -> Result<Vec<RanksReport>> {
-        let own = serde_json::to_vec(self).map_err(|error| Error::state(format!("a report: {error}")))?;
-        let all = group.all_gather("reports", &own)?;
-        let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
-        all.iter().map(read).collect::<Result<_, _>>().map_err(|error| Error::peer(format!("a rank's report: {error}")))
-    }
-}
-
 /// A batch: KV length and tokens of each sequence.
 struct Step {
     lens: Vec<u32>,

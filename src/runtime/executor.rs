@@ -29,7 +29,8 @@ use crate::invariant::lints::grown_workspace;
 use crate::invariant::{Lint, lint};
 use crate::kernels::step::{ResultHeader, StepError, TOKEN_FROM_DEVICE};
 use crate::peers::Group;
-use ranks::{ends_group, peer_error};
+use ranks::ends_group;
+pub(crate) use ranks::peer_error;
 
 /// What [`Executor::capture`] tells while it works.
 #[derive(Clone, Copy, Debug)]
@@ -638,7 +639,7 @@ fn unknown(ticket: Ticket) -> Error {
 /// What the device found wrong with a step, in words.
 fn step_error(header: &ResultHeader) -> Result<()> {
     let [a, b, c] = header.error_detail;
-    if let Some(error) = peer_error(header) {
+    if let Some(error) = peer_error(header.error, header.error_detail) {
         return Err(error);
     }
     let error = match header.error {

@@ -10,6 +10,7 @@ mod ring;
 mod sequences;
 
 pub use batch::{Sampling, SequenceStep, Split, split};
+pub(crate) use executor::peer_error;
 pub use executor::{
     CaptureProgress, CaptureReport, Checks, Executor, GraphMemory, NodeDifference, NodeSpan, ReplaySpan, Source, StepPoll,
     StepResult, Walk,

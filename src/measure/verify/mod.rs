@@ -5,6 +5,7 @@
 
 mod case;
 mod pages;
+mod ranks;
 mod run;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 pub use case::{Attend, Case, Rows};
+pub use ranks::{RankCase, verify_case_as_rank};
 
 use crate::error::Result;
 use crate::hal::Device;

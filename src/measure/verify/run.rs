@@ -1,5 +1,7 @@
-//! Runs a recorded case: its buffers, its inputs, and the chain's own score, selection and attend ops over them.
+//! Runs a recorded case: its buffers, its inputs, and the chain's own score, selection and attend ops over them; alone, or as
+//! one rank of several, which holds its share of the heads.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::case::{Case, Rows};
@@ -7,14 +9,18 @@ use super::{Mode, UNTOUCHED};
 use crate::arena::{Arena, BufferId, PlanBuilder, Purpose, Sealed};
 use crate::capture::{CapturedGraph, Modules, launch_all, lower};
 use crate::chain::attention::{AttentionChain, Metadata};
-use crate::chain::{Chain, GraphKey, StepBuffers, StepLayout};
+use crate::chain::{Chain, GraphKey, StepBuffers, StepLayout, agree};
 use crate::config::{CacheBudget, CaptureSizes, Limits, ModelShape};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::gates::{Refusal, Sharing, parallel_refused};
 use crate::hal::{Device, Stream};
 use crate::kernels::msa::PAGE_TOKENS;
 use crate::kernels::registry;
-use crate::planning::{AttentionBuffers, AttentionDims, device_buffer, step_layout};
+use crate::kernels::step::StepState;
+use crate::peers::{Group, connect};
+use crate::planning::{AttentionBuffers, AttentionDims, PeerBuffers, device_buffer, step_layout};
+use crate::runtime::peer_error;
 
 /// Value of integer outputs before a run: no kernel writes it.
 const UNWRITTEN: i32 = -77;
@@ -33,18 +39,28 @@ pub(super) struct Bench {
     index_block_table: BufferId,
     buffers: AttentionBuffers,
     dims: AttentionDims,
+    rank: usize,
     rows: usize,
 }
 
 impl Bench {
     /// Plans and allocates a case's buffers and builds its chain.
     pub(super) fn new(device: &Arc<dyn Device>, case: &Case) -> Result<Bench> {
+        Bench::build(device, case, limits(case), None)
+    }
+
+    /// The same as a rank of `group`, whose ranks wait `timeout_ms` for each other; for cases that [`refused`] does not name.
+    pub(super) fn join(device: &Arc<dyn Device>, case: &Case, group: &dyn Group, timeout_ms: u32) -> Result<Bench> {
+        Bench::build(device, case, limits_of_rank(case, group, timeout_ms), Some(group))
+    }
+
+    fn build(device: &Arc<dyn Device>, case: &Case, limits: Limits, group: Option<&dyn Group>) -> Result<Bench> {
         if !device.info().executes {
             return Err(
                 Error::unavailable("this device records and runs nothing: there is nothing to compare").help("use --device cpu")
             );
         }
-        let (shape, limits) = (shape(case), limits(case));
+        let shape = shape(case);
         limits.validate()?;
         shape.validate()?;
         let dims = AttentionDims::new(&shape, &limits);
@@ -53,6 +69,7 @@ impl Bench {
         let mut plan = PlanBuilder::default();
         let step = StepBuffers::plan(&layout, &mut plan);
         let buffers = AttentionBuffers::plan(&dims, &limits, layout.row_capacity, cache_blocks, &[true], &mut plan);
+        let peers = PeerBuffers::plan(&dims, &limits, &mut plan);
         let index_block_table = device_buffer(
             &mut plan,
             "verify.index_block_table".into(),
@@ -62,8 +79,13 @@ impl Bench {
             Purpose::Metadata,
             "recorded cases have a table for each cache",
         );
-        let arena = Arc::new(Arena::allocate(device, plan.finish()?)?.seal()?);
-        let modules = Arc::new(Modules::load(&**device, registry::all())?);
+        let mut arena = Arena::allocate(device, plan.finish()?)?.seal()?;
+        if let (Some(peers), Some(group)) = (&peers, group) {
+            connect(&mut arena, peers, group)?;
+        }
+        let arena = Arc::new(arena);
+        let exchange = if peers.is_some() { registry::peers() } else { &[] };
+        let modules = Arc::new(Modules::load(&**device, &[registry::all(), exchange].concat())?);
         let rows = case.row_count();
         let metadata = match case.rows {
             Rows::Decode { query_len } => {
@@ -78,19 +100,23 @@ impl Bench {
             layout: &layout,
             step: &step,
             buffers: &buffers,
-            peers: None,
+            peers: peers.as_ref(),
         };
+        let Limits { rank, world, .. } = limits;
+        let key = GraphKey { query_len: 1, sequences: rows, kv_len_max: case.max_seq_len, rank, world };
         let index_step = StepBuffers { block_table: index_block_table, ..step };
         let mut chain = Chain::new("verify");
+        if let Some(peers) = &peers {
+            agree(&mut chain, peers, &step, &limits, &GraphKey { sequences: case.sequences(), ..key });
+        }
         AttentionChain { step: &index_step, ..attention }.score(&mut chain, 0, metadata);
-        attention.topk_emit(&mut chain, 0, rows);
+        attention.select(&mut chain, 0, metadata);
         if case.attend.is_some() {
             attention.attend(&mut chain, 0, rows);
         }
-        let key = GraphKey { query_len: 1, sequences: rows, kv_len_max: case.max_seq_len, rank: 0, world: 1 };
         let stream = device.create_stream()?;
-        let rows = rows as usize;
-        Ok(Bench { arena, modules, stream, chain, key, layout, step, index_block_table, buffers, dims, rows })
+        let (rank, rows) = (rank as usize, rows as usize);
+        Ok(Bench { arena, modules, stream, chain, key, layout, step, index_block_table, buffers, dims, rank, rows })
     }
 
     /// Writes the inputs, marks the outputs, and runs the chain.
@@ -105,7 +131,9 @@ impl Bench {
                 self.stream.synchronize()?;
             }
         }
-        self.stream.synchronize()
+        self.stream.synchronize()?;
+        let [state]: [StepState; 1] = self.read(self.step.state, 0, 1)?.try_into().expect("invariant: one was read");
+        peer_error(state.error, state.error_detail).map_or(Ok(()), Err)
     }
 
     fn mark(&self) -> Result<()> {
@@ -115,6 +143,7 @@ impl Bench {
         };
         fill(self.buffers.score, UNTOUCHED.to_le_bytes())?;
         fill(self.buffers.out, f32::NAN.to_le_bytes())?;
+        fill(self.step.state, [0; 4])?;
         [self.buffers.topk_idx, self.buffers.page_table, self.buffers.page_len]
             .into_iter()
             .try_for_each(|buffer| fill(buffer, UNWRITTEN.to_le_bytes()))
@@ -135,8 +164,11 @@ impl Bench {
         self.ints(self.step.row_slot, &row_slot)?;
         self.ints(self.step.row_len, &row_len)?;
         if let Some(attend) = &case.attend {
-            self.arena.write(self.buffers.q, 0, bytemuck::cast_slice(&attend.query))?;
-            let pages = interleave(&attend.kv_cache, case.heads as usize, case.block_size as usize, attend.head_dim as usize);
+            let (block_size, head_dim) = (case.block_size as usize, attend.head_dim as usize);
+            let query = share(&attend.query, case.heads as usize, self.heads(), case.group as usize * head_dim);
+            self.arena.write(self.buffers.q, 0, bytemuck::cast_slice(&query))?;
+            let recorded = share(&attend.kv_cache, case.heads as usize, self.heads(), block_size * 2 * head_dim);
+            let pages = interleave(&recorded, self.heads().len(), block_size, head_dim);
             self.arena.write(layer.kv_cache, 0, bytemuck::cast_slice(&pages))?;
         }
         Ok(())
@@ -155,6 +187,12 @@ impl Bench {
 
     fn ints(&self, buffer: BufferId, values: &[i32]) -> Result<()> {
         self.arena.write(buffer, 0, bytemuck::cast_slice(values))
+    }
+
+    /// The KV heads, and index heads, that are this rank's.
+    pub(super) fn heads(&self) -> Range<usize> {
+        let own = self.dims.kv_heads as usize;
+        self.rank * own..(self.rank + 1) * own
     }
 
     /// [heads, rows, width] of the scores, and the width.
@@ -200,6 +238,16 @@ impl Bench {
     }
 }
 
+/// Why the ranks of `group` cannot share a case; empty if they can.
+pub(super) fn refused(case: &Case, group: &dyn Group) -> Vec<Refusal> {
+    parallel_refused(&shape(case), &limits_of_rank(case, group, Limits::default().peer_timeout_ms), Sharing::Heads)
+}
+
+/// [.., heads, width]: the heads of `own` alone.
+pub(super) fn share<T: Copy>(values: &[T], heads: usize, own: Range<usize>, width: usize) -> Vec<T> {
+    values.chunks(heads * width).flat_map(|all| &all[own.start * width..own.end * width]).copied().collect()
+}
+
 /// Blocks of either cache.
 fn blocks(case: &Case) -> u32 {
     case.attend.as_ref().map_or(0, |attend| attend.cache_blocks).max(case.index_blocks)
@@ -243,6 +291,10 @@ fn limits(case: &Case) -> Limits {
         index_dtype: case.index_dtype,
         ..Limits::default()
     }
+}
+
+fn limits_of_rank(case: &Case, group: &dyn Group, peer_timeout_ms: u32) -> Limits {
+    Limits { rank: group.rank(), world: group.world(), peer_timeout_ms, ..limits(case) }
 }
 
 /// [blocks, heads, block_size, K and V of head_dim] to pages of 16 tokens (see [`kernels::msa`](crate::kernels::msa)).

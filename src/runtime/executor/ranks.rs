@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gates::Refusal;
 use crate::hal::Device;
 use crate::kernels::exchange::Differs;
-use crate::kernels::step::{ResultHeader, StepError};
+use crate::kernels::step::StepError;
 use crate::peers::{Group, agree_on_chain, connect, end_group, pretend_connected};
 
 impl Executor {
@@ -90,18 +90,17 @@ impl Executor {
 }
 
 /// What the device found wrong between ranks, in words.
-pub(super) fn peer_error(header: &ResultHeader) -> Option<Error> {
-    let [a, b, c] = header.error_detail;
-    Some(if header.error == StepError::PeerTimeout as u32 {
+pub(crate) fn peer_error(error: u32, [a, b, c]: [u32; 3]) -> Option<Error> {
+    Some(if error == StepError::PeerTimeout as u32 {
         let (rank, head) = (a & 0xffff, a >> 16);
         Error::peer(format!("rank {rank} did not send the candidates of row {b}, head {head}, generation {c}"))
             .help("look for what ended or slowed that rank; the group ended, start every rank anew")
-    } else if header.error == StepError::PeerEnded as u32 {
+    } else if error == StepError::PeerEnded as u32 {
         Error::peer(format!("the group was ended by rank {a}")).help("read that rank's error; start every rank anew")
-    } else if header.error == StepError::PeerAbsent as u32 {
+    } else if error == StepError::PeerAbsent as u32 {
         Error::peer(format!("rank {a} did not come to step {c} (agreement {b})"))
             .help("look for what ended or slowed that rank; the group ended, start every rank anew")
-    } else if header.error == StepError::PeerMismatch as u32 {
+    } else if error == StepError::PeerMismatch as u32 {
         mismatch(a & 0xffff, a >> 16, b, c)
     } else {
         return None;
