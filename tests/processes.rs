@@ -151,6 +151,37 @@ fn a_hundred_thousand_replays_with_random_skew_lose_nothing() {
     }
 }
 
+/// What a process with these variables says, and that it says so soon.
+fn refused(variables: &[(&str, &str)], world: &str, code: i32, says: &[&str]) {
+    let start = Instant::now();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_capstan"));
+    command.args(["verify", "--device", "cpu", "--ranks", "processes", "--steps", "5", "--join-timeout-ms", "300"]);
+    command.args(["--world", world]).env("CAPSTAN_SECRET", "s").envs(variables.iter().copied());
+    let output = command.output().expect("the program runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{variables:?}: {said}");
+    assert!(says.iter().chain(&["help:"]).all(|word| said.contains(word)), "{variables:?}: {said}");
+    assert!(start.elapsed() < Duration::from_secs(5), "{variables:?} took {:?}", start.elapsed());
+}
+
+#[test]
+fn variables_that_cannot_be_right_are_named_and_nobody_waits_for_ever() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().port().to_string();
+    let free = free_port().to_string();
+    let of = |rank, port| [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_PORT", port)];
+    refused(&of("2", &free), "2", 2, &["RANK = 2", "WORLD_SIZE = 2"]);
+    refused(&of("0", "0"), "2", 2, &["MASTER_PORT"]);
+    refused(&of("0", &free), "4", 2, &["--world 4", "rank 0 of 2"]);
+    refused(&[&of("0", &free)[..], &[("CAPSTAN_SECRET", "")]].concat(), "2", 2, &["CAPSTAN_SECRET"]);
+    refused(&[("RANK", "0"), ("WORLD_SIZE", "1")], "1", 2, &["there is one rank"]);
+    // Rank 0 where something else listens; rank 1 that something else answers with silence; each rank alone.
+    refused(&of("0", &taken), "2", 1, &["cannot listen", &taken, "MASTER_PORT"]);
+    refused(&of("1", &taken), "2", 1, &["rank 0 did not come", "within 0.3 s"]);
+    refused(&of("0", &free), "2", 1, &["rank 1 did not come", "within 0.3 s"]);
+    refused(&of("1", &free), "2", 1, &["rank 0 did not come", "MASTER_ADDR"]);
+}
+
 #[test]
 fn recorded_cases_are_shared_by_threads_and_processes() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures/indexer");

@@ -62,7 +62,13 @@ pub(super) fn run(args: &RanksArgs, ranks: Ranks, shared: &Shared, files: &[Path
         max_num_batched_tokens: Some(256),
         ..LimitsInput::default()
     };
-    let limits = shared.limits_or(defaults, &shape)?;
+    let mut limits = shared.limits_or(defaults, &shape)?;
+    if ranks == Ranks::Processes
+        && let Some(rendezvous) = Rendezvous::from_env()?
+    {
+        rendezvous.check_world(limits.world)?;
+        limits.world = rendezvous.world;
+    }
     let (world, timeout_ms) = (limits.world, limits.peer_timeout_ms);
     let patience = Duration::from_millis(u64::from(args.join_timeout_ms));
     if !files.is_empty() {
@@ -138,6 +144,7 @@ pub(super) fn joined(limits: Limits) -> Result<(Limits, Option<Arc<dyn Group>>)>
                 .help("start it under `capstan launch --world N -- ...`, torchrun, mpirun or srun")),
         };
     };
+    rendezvous.check_world(limits.world)?;
     let limits = Limits { rank: rendezvous.rank, world: rendezvous.world, ..limits };
     let group: Arc<dyn Group> = Arc::new(TcpGroup::join(&rendezvous, PATIENCE)?);
     Ok((limits, Some(group)))

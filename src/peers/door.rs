@@ -7,15 +7,17 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::rendezvous::Rendezvous;
-use super::tcp::receive;
 
 /// First bytes of a connection; a program that speaks something else is turned away.
 pub(super) const HELLO: &[u8; 8] = b"capstan1";
 /// How long whoever comes may take to say who it is.
 const GREETING: Duration = Duration::from_secs(2);
+
+/// Bytes of a secret at most.
+const SECRET_BYTES: u64 = 4096;
 
 /// Rank 0's answer to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,18 +41,16 @@ impl Answer {
 
 /// Reads who is there, and answers: `good` if it is a rank of this group.
 pub(super) fn greet(rendezvous: &Rendezvous, mut link: TcpStream, good: Answer) -> Result<(u32, TcpStream), &'static str> {
+    let until = Instant::now() + GREETING;
     let mut hello = [0; 16];
-    let read = link
-        .set_nonblocking(false)
-        .and_then(|()| link.set_read_timeout(Some(GREETING)))
-        .and_then(|()| link.read_exact(&mut hello));
-    read.map_err(|_| "it said nothing")?;
+    let read = link.set_nonblocking(false).and_then(|()| read_until(&mut link, &mut hello, until));
+    read.map_err(|_| "it said nothing in time")?;
     let word = |at: usize| u32::from_le_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
     let (rank, world) = (word(8), word(12));
     if &hello[..8] != HELLO {
         return Err("it is no rank of this version");
     }
-    let secret = receive(&mut link).map_err(|_| "it brought no secret")?;
+    let secret = read_secret(&mut link, until).map_err(|_| "it brought no secret in time, or one too long")?;
     let (answer, why) = if !same(&secret, rendezvous.secret.as_bytes()) {
         (Answer::Secret, Some("it has another secret"))
     } else if rank == 0 || world != rendezvous.world {
@@ -63,6 +63,36 @@ pub(super) fn greet(rendezvous: &Rendezvous, mut link: TcpStream, good: Answer) 
         Some(why) => Err(why),
         None => sent.map(|()| (rank, link)).map_err(|_| "it is gone"),
     }
+}
+
+fn read_secret(link: &mut TcpStream, until: Instant) -> std::io::Result<Vec<u8>> {
+    let mut len = [0; 8];
+    read_until(link, &mut len, until)?;
+    let len = u64::from_le_bytes(len);
+    if len > SECRET_BYTES {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut secret = vec![0; len as usize];
+    read_until(link, &mut secret, until)?;
+    Ok(secret)
+}
+
+/// Fills `bytes` by `until`: whoever sends a byte now and then gets no longer than others.
+fn read_until(link: &mut TcpStream, mut bytes: &mut [u8], until: Instant) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        link.set_read_timeout(Some(left))?;
+        match link.read(bytes) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(read) => bytes = &mut bytes[read..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Compares without telling by the time taken where two secrets differ.

@@ -39,6 +39,17 @@ impl Rendezvous {
         Rendezvous::read(|name| std::env::var(name).ok())
     }
 
+    /// Holds a world size that was asked for against that of the group; 1 asks for none.
+    ///
+    /// Errors: they differ.
+    pub fn check_world(&self, asked: u32) -> Result<()> {
+        if asked == 1 || asked == self.world {
+            return Ok(());
+        }
+        Err(Error::config(format!("--world {asked}, but this process was started as rank {} of {}", self.rank, self.world))
+            .help("leave --world out: WORLD_SIZE says it"))
+    }
+
     fn read(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rendezvous>> {
         // torchrun and `capstan launch`; Open MPI; Slurm.
         let rank = ["RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"];
@@ -64,9 +75,10 @@ impl Rendezvous {
         }
         let port = match get("MASTER_PORT") {
             None => PORT,
-            Some(text) => text
-                .parse()
-                .map_err(|_| Error::config(format!("MASTER_PORT = {text:?} is no port")).help("set it to 1 to 65535"))?,
+            Some(text) => match text.parse() {
+                Ok(port) if port > 0 => port,
+                _ => return Err(Error::config(format!("MASTER_PORT = {text:?} is no port")).help("set it to 1 to 65535")),
+            },
         };
         let secret = get("CAPSTAN_SECRET").filter(|secret| !secret.is_empty()).ok_or_else(|| {
             Error::config("CAPSTAN_SECRET is not set: nobody could tell a rank from a stranger")
@@ -99,6 +111,7 @@ mod tests {
             ("RANK", vec![("RANK", "x"), ("WORLD_SIZE", "2")]),
             ("RANK = 2", vec![("RANK", "2"), ("WORLD_SIZE", "2")]),
             ("MASTER_PORT", vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "70000")]),
+            ("MASTER_PORT", vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "0")]),
             ("CAPSTAN_SECRET", vec![("RANK", "0"), ("WORLD_SIZE", "2")]),
         ] {
             let error = read(&bad).unwrap_err();

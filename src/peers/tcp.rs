@@ -109,14 +109,15 @@ fn resolve(rendezvous: &Rendezvous) -> Result<SocketAddr> {
 fn gather_links(rendezvous: &Rendezvous, address: SocketAddr, patience: Duration) -> Result<(Vec<TcpStream>, ClosedDoor)> {
     let until = Instant::now() + patience;
     let unbound = |error: std::io::Error| {
-        Error::peer(format!("rank 0 cannot listen on {address}: {error}")).help("set MASTER_PORT to a free port")
+        Error::peer(format!("rank 0 cannot listen on {address}: {error}"))
+            .help("set MASTER_ADDR to an address of this host, and MASTER_PORT to a free port")
     };
     let listener = TcpListener::bind(address).map_err(unbound)?;
     listener.set_nonblocking(true).map_err(unbound)?;
     let mut links: Vec<Option<TcpStream>> = (1..rendezvous.world).map(|_| None).collect();
     while let Some(missing) = links.iter().position(Option::is_none) {
         if Instant::now() > until {
-            return Err(absent("the rendezvous", missing as u32 + 1, patience.as_secs_f64()));
+            return Err(nobody_came(missing as u32 + 1, address, patience));
         }
         match listener.accept() {
             // A stranger is turned away; the ranks of the group still come.
@@ -146,7 +147,7 @@ fn reach(rendezvous: &Rendezvous, address: SocketAddr, patience: Duration) -> Re
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(absent("the rendezvous", 0, patience.as_secs_f64()));
+            return Err(nobody_came(0, address, patience));
         }
         if let Ok(mut link) = TcpStream::connect_timeout(&address, left.min(Duration::from_secs(1))) {
             let mut hello = HELLO.to_vec();
@@ -169,6 +170,11 @@ fn reach(rendezvous: &Rendezvous, address: SocketAddr, patience: Duration) -> Re
     }
 }
 
+fn nobody_came(rank: u32, address: SocketAddr, patience: Duration) -> Error {
+    Error::peer(format!("rank {rank} did not come to the rendezvous at {address} within {:.1} s", patience.as_secs_f64()))
+        .help("start every rank, each with the same WORLD_SIZE, MASTER_ADDR, MASTER_PORT and CAPSTAN_SECRET")
+}
+
 fn turned_away(answer: Answer) -> Error {
     match answer {
         Answer::Secret => Error::peer("rank 0 has another secret").help("set CAPSTAN_SECRET alike on every rank"),
@@ -184,7 +190,7 @@ fn send(link: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
     link.write_all(bytes)
 }
 
-pub(super) fn receive(link: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+fn receive(link: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let mut len = [0; 8];
     link.read_exact(&mut len)?;
     let len = u64::from_le_bytes(len);
@@ -254,6 +260,31 @@ mod tests {
             }
             assert!(wrong.join().unwrap().message().contains("secret"));
             stranger.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_stranger_that_says_little_at_a_time_keeps_nobody_waiting() {
+        let port = free_port();
+        std::thread::scope(|scope| {
+            let rank = scope.spawn(move || TcpGroup::join(&at(port, 0, 2, "s"), Duration::from_millis(500)).unwrap_err());
+            let mut stranger = loop {
+                match TcpStream::connect(("127.0.0.1", port)) {
+                    Ok(stranger) => break stranger,
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            let start = Instant::now();
+            // A greeting that claims a secret of many bytes, one at a time, until it is hung up on.
+            let greeting = [&HELLO[..], &1u32.to_le_bytes(), &2u32.to_le_bytes(), &4000u64.to_le_bytes()].concat();
+            for byte in greeting.iter().chain(&[7; 4000]) {
+                if rank.is_finished() || stranger.write_all(&[*byte]).is_err() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            assert!(rank.join().unwrap().message().contains("rank 1 did not come"));
+            assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
         });
     }
 
