@@ -64,7 +64,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let dir = shared.model()?;
     let text = Text::read(dir)?;
     let prompts = args.read_prompts(text.as_ref())?;
-    let device = shared.open_device()?;
+    let device = shared.open_device_of_rank()?;
     if !device.info().executes {
         return Err(
             Error::unavailable("the null device records and runs nothing: no token would come out").help("use --device cpu")

@@ -36,6 +36,7 @@ use crate::chain::StepChains;
 use crate::config::{CacheBudget, Limits, LimitsInput, ModelShape};
 use crate::error::{Error, Result};
 use crate::hal::{self, Device, Platform};
+use crate::peers::Rendezvous;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -164,6 +165,12 @@ impl Shared {
     /// Opens the device of `--device`.
     fn open_device(&self) -> Result<Arc<dyn Device>> {
         hal::open(self.device.name())
+    }
+
+    /// The device of this rank, if this process was started as one of several.
+    fn open_device_of_rank(&self) -> Result<Arc<dyn Device>> {
+        let local_rank = Rendezvous::from_env()?.map_or(0, |rendezvous| rendezvous.local_rank);
+        hal::open_for(self.device.name(), local_rank)
     }
 
     /// What the user gave: flags, then the file of `--config`.

@@ -152,7 +152,7 @@ pub(super) fn joined(limits: Limits) -> Result<(Limits, Option<Arc<dyn Group>>)>
 
 /// The cores of the host divide over the ranks of a CPU device.
 fn device(shared: &Shared, world: u32) -> Result<Arc<dyn Device>> {
-    let device = shared.open_device()?;
+    let device = shared.open_device_of_rank()?;
     if device.info().platform != Platform::Cpu {
         return Ok(device);
     }
@@ -161,6 +161,11 @@ fn device(shared: &Shared, world: u32) -> Result<Arc<dyn Device>> {
 }
 
 fn as_threads(shared: &Shared, world: u32, patience: Duration, run: &Run<'_>) -> Result<Vec<Value>> {
+    let platform = shared.open_device()?.info().platform;
+    if !matches!(platform, Platform::Cpu | Platform::Null) {
+        // A driver opens a handle of peer memory in other processes only.
+        return Err(Error::config("ranks as threads share memory on the CPU device alone").help("pass --ranks processes"));
+    }
     let groups = ThreadGroup::all(world, patience);
     std::thread::scope(|scope| {
         let start = |group: Arc<ThreadGroup>| scope.spawn(move || run(&device(shared, world)?, group as Arc<dyn Group>));

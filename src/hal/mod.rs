@@ -31,11 +31,16 @@ use crate::error::{Error, Result};
 ///
 /// Errors: the name is none of these, or the device or its driver is not there.
 pub fn open(name: &str) -> Result<Arc<dyn Device>> {
+    open_for(name, 0)
+}
+
+/// The same for a rank: of several devices of one kind that with the number of the rank among those of this host.
+pub fn open_for(name: &str, local_rank: u32) -> Result<Arc<dyn Device>> {
     match name {
         "cpu" => Ok(cpu::CpuDevice::new(0)?),
         "null" => Ok(null::NullDevice::new()),
-        "auto" => ["hip", "cuda"].into_iter().find_map(|name| open(name).ok()).map_or_else(|| open("cpu"), Ok),
-        "cuda" => Ok(cuda::CudaDevice::open()?),
+        "auto" => ["hip", "cuda"].into_iter().find_map(|name| open_for(name, local_rank).ok()).map_or_else(|| open("cpu"), Ok),
+        "cuda" => Ok(cuda::CudaDevice::open(local_rank)?),
         "hip" => Err(Error::unavailable("device hip is not built into this version").help("use --device cpu or --device null")),
         _ => Err(Error::config(format!("unknown device {name:?}")).help("use one of auto, cpu, null, hip, cuda")),
     }

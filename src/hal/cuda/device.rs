@@ -72,11 +72,11 @@ impl Drop for Core {
 }
 
 impl CudaDevice {
-    /// Opens the first visible device.
+    /// Opens a visible device; ranks beyond the number of devices share them in turn, which is logged.
     ///
     /// Errors, all [`Unavailable`](crate::error::ErrorKind::Unavailable): no library, an old one, no device, a device older
     /// than the kernels are written for.
-    pub fn open() -> Result<Arc<CudaDevice>> {
+    pub fn open(ordinal: u32) -> Result<Arc<CudaDevice>> {
         let library = Library::open("CAPSTAN_CUDA", &LIBRARIES, NO_DRIVER)?;
         let table = Table::load(&library)?;
         for (symbol, reason) in table.missing() {
@@ -88,8 +88,13 @@ impl CudaDevice {
             return Err(unavailable(status, &table, "cuInit"));
         }
         let mut device = 0;
-        // SAFETY: the result has a place.
-        let status = unsafe { (table.cuDeviceGet)(&mut device, 0) };
+        // SAFETY: the result has a place; an ordinal that is not there is refused.
+        let mut get = |ordinal: u32| unsafe { (table.cuDeviceGet)(&mut device, ordinal as i32) };
+        let devices = (0..=ordinal).take_while(|&at| get(at) == Status::SUCCESS).count().max(1) as u32;
+        if devices <= ordinal {
+            tracing::warn!(ordinal, devices, "fewer devices than ranks of this host: some share one");
+        }
+        let status = get(ordinal % devices);
         if status != Status::SUCCESS {
             return Err(unavailable(status, &table, "cuDeviceGet"));
         }
