@@ -102,10 +102,11 @@ fn audited_steps(criterion: &mut Criterion) {
     let off = Checks { self_test: None, audit_every: None, poison_free_blocks: false, each_node: false, shadow_every: None };
     let every = Checks { audit_every: Some(1), ..off };
     let levels = [("off", off), ("every_64th", Checks { audit_every: Some(64), ..off }), ("every", every)];
-    for (name, checks) in levels
-        .into_iter()
-        .chain([("each_node", Checks { each_node: true, ..every }), ("shadow", Checks { shadow_every: Some(1), ..off })])
-    {
+    for (name, checks) in levels.into_iter().chain([
+        ("each_node", Checks { each_node: true, ..every }),
+        ("poison_free_blocks", Checks { poison_free_blocks: true, ..every }),
+        ("shadow", Checks { shadow_every: Some(1), ..off }),
+    ]) {
         executor.set_checks(checks);
         group.bench_function(name, |bencher| bencher.iter(|| probe.step(&mut executor).expect("a step")));
     }

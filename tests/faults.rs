@@ -34,12 +34,12 @@ mod window;
 use std::path::Path;
 use std::sync::Arc;
 
-use capstan::Error;
 use capstan::chain::StepChains;
 use capstan::config::Limits;
 use capstan::error::ErrorKind;
 use capstan::random::Random;
 use capstan::runtime::Checks;
+use capstan::{DType, Error};
 
 use rig::{Fault, Rig};
 use serving::{Open, limits, m3, msa, prompt, sampling, seed};
@@ -85,6 +85,10 @@ fn every_chain_runs_clean_under_the_full_audit_of_every_step() {
             clean(chains, shadow::SHADOW, 8, seed(60 + at as u64));
             clean(chains, Checks { shadow_every: Some(1), ..replayed }, 8, seed(70 + at as u64));
         }
+    }
+    for (at, dtype) in [DType::F32, DType::Bf16, DType::F8E4M3].into_iter().enumerate() {
+        let chains = m3(&Limits { kv_dtype: dtype, index_dtype: dtype, ..limits() });
+        clean(&chains, Checks { shadow_every: Some(2), ..replayed }, 8, seed(80 + at as u64));
     }
 }
 

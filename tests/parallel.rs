@@ -12,8 +12,8 @@ use capstan::config::{CaptureSizes, Limits, ModelShape};
 use capstan::gates::Refusal;
 use capstan::hal;
 use capstan::random::Random;
-use capstan::runtime::Executor;
-use parallel::ranks::{Step, compare, decode, run_ranks, shape};
+use capstan::runtime::{Checks, Executor};
+use parallel::ranks::{Step, compare, decode, run_checked, run_ranks, shape};
 
 /// Steps of a few sequences each, of lengths that jump about, with idle rows between.
 fn steps(random: &mut Random, limits: &Limits, count: usize) -> Vec<Step> {
@@ -125,4 +125,18 @@ fn sizes_that_shrink_and_regrow_for_a_thousand_steps() {
     let limits = Limits { max_num_seqs: 4, max_model_len: 256, ..serving::limits() };
     let steps = steps(&mut random, &limits, 1100);
     as_one_rank(&shape(), &limits, 2, &steps, seed);
+}
+
+/// The full audit of each step finds nothing on ranks that exchange, and changes nothing.
+#[test]
+fn ranks_run_clean_under_the_audit_of_each_step() {
+    let seed = serving::seed(13);
+    for (world, speculative, each_node) in [(2, 0, false), (4, 2, false), (2, 1, true)] {
+        let mut random = Random::new(seed + u64::from(world));
+        let limits = Limits { num_speculative_tokens: speculative, max_num_seqs: 4, max_model_len: 256, ..serving::limits() };
+        let steps = steps(&mut random, &limits, 12);
+        let alone = run_ranks(&shape(), &limits, 1, &steps, seed);
+        let checks = Checks { audit_every: Some(1), each_node, ..Checks::default() };
+        compare(&shape(), &alone[0], &run_checked(&shape(), &limits, world, &steps, seed, checks));
+    }
 }

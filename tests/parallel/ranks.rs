@@ -11,7 +11,7 @@ use capstan::hal::Device;
 use capstan::hal::cpu::CpuDevice;
 use capstan::peers::ThreadGroup;
 use capstan::random::Random;
-use capstan::runtime::{Executor, Sampling, SequenceStep};
+use capstan::runtime::{Checks, Executor, Sampling, SequenceStep};
 
 /// A decode step: KV length and tokens of each sequence.
 #[derive(Clone, Debug)]
@@ -37,6 +37,11 @@ pub fn shape() -> ModelShape {
 
 /// Captures on `world` ranks and replays the steps; gives what each left, by rank.
 pub fn run_ranks(shape: &ModelShape, limits: &Limits, world: u32, steps: &[Step], seed: u64) -> Vec<Vec<Left>> {
+    run_checked(shape, limits, world, steps, seed, Checks::default())
+}
+
+/// The same with its replays under `checks`.
+pub fn run_checked(shape: &ModelShape, limits: &Limits, world: u32, steps: &[Step], seed: u64, checks: Checks) -> Vec<Vec<Left>> {
     let groups = ThreadGroup::all(world, Duration::from_secs(60));
     std::thread::scope(|scope| {
         let ranks = groups.into_iter().zip(0..).map(|(group, rank)| {
@@ -50,6 +55,7 @@ pub fn run_ranks(shape: &ModelShape, limits: &Limits, world: u32, steps: &[Step]
                 };
                 executor.capture(|_| ()).unwrap();
                 fill_caches(&mut executor, &limits);
+                executor.set_checks(checks);
                 steps.iter().map(|step| run(&mut executor, &chains, step)).collect()
             })
         });
