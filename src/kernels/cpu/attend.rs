@@ -5,9 +5,10 @@
 //! cannot reach a result, even as a factor of zero. Page ids outside the cache are skipped.
 
 use super::attend_f32;
+use super::attend_tile::{Rows, Tile};
 use super::cell::{Cell, with_cell};
 use super::simd::{LaneOp, Lanes, dispatch, prefetch};
-use super::view::{Bound, View};
+use super::view::{Bound, View, ViewMut};
 use crate::hal::Workgroup;
 use crate::kernels::msa::{AttendDenseArgs, AttendSparseArgs, PAGE_TOKENS};
 
@@ -22,31 +23,29 @@ pub fn attend_sparse(args: &Bound<'_, AttendSparseArgs>, workgroup: &mut Workgro
     if row >= args.rows || kv_head >= args.kv_heads {
         return;
     }
-    let (row, kv_heads, width) = (row as usize, args.kv_heads as usize, args.table_pages as usize);
-    let at = row * kv_heads + kv_head as usize;
-    let table = args.read::<i32>(|a| &a.page_table);
+    let (kv_head, kv_heads, width) = (kv_head as usize, args.kv_heads as usize, args.table_pages as usize);
     let half = args.block_size as usize / PAGE;
-    // An id folds the KV head in: page * kv_heads + head.
-    let page_at = |page: usize| {
-        let id = usize::try_from(table.get(at * width + page)).ok()?;
-        let (page, head) = (id / kv_heads, id % kv_heads);
-        (page % (2 * half) < half && page / (2 * half) < args.cache_blocks as usize).then_some((page, head))
-    };
     let shape = Shape {
         q_heads: args.q_heads as usize,
         kv_heads,
+        kv_head,
         head_dim: args.head_dim as usize,
         v_pages: half,
         scale: args.scale * args.k_scale,
         v_scale: args.v_scale,
-        row,
-        kv_head: kv_head as usize,
-        len: args.read::<i32>(|a| &a.page_len).get(at).clamp(0, (width * PAGE) as i32) as usize,
     };
-    let query = args.read::<f32>(|a| &a.q);
-    let mut out = args.write::<f32>(|a| &a.out);
-    let (query, out) = (query.slice(shape.start(), shape.size()), out.slice_mut(shape.start(), shape.size()));
-    with_cell!(args.kv_dtype, T => attend(shape, query, args.read::<T>(|a| &a.kv_cache), page_at, out));
+    let table = args.read::<i32>(|a| &a.page_table);
+    let lens = args.read::<i32>(|a| &a.page_len);
+    let len = |row: usize| lens.get(row * kv_heads + kv_head).clamp(0, (width * PAGE) as i32) as usize;
+    // An id folds the KV head in: page * kv_heads + head.
+    let page_at = |row: usize, page: usize| {
+        let id = usize::try_from(table.get((row * kv_heads + kv_head) * width + page)).ok()?;
+        let page = id / kv_heads;
+        (page % (2 * half) < half && page / (2 * half) < args.cache_blocks as usize).then_some(id)
+    };
+    let Some(rows) = Rows::of(row as usize, args.rows as usize, &shape, len, page_at) else { return };
+    let (query, mut out) = (args.read::<f32>(|a| &a.q), args.write::<f32>(|a| &a.out));
+    with_cell!(args.kv_dtype, T => attend(shape, rows, query, args.read::<T>(|a| &a.kv_cache), page_at, &mut out));
 }
 
 /// `attend_dense`.
@@ -55,152 +54,175 @@ pub fn attend_dense(args: &Bound<'_, AttendDenseArgs>, workgroup: &mut Workgroup
     if row >= args.rows || kv_head >= args.kv_heads {
         return;
     }
-    let (row, kv_head, width) = (row as usize, kv_head as usize, args.table_width as usize);
+    let (kv_head, kv_heads, width) = (kv_head as usize, args.kv_heads as usize, args.table_width as usize);
     let block_pages = args.block_size as usize / PAGE;
-    let len = args.read::<i32>(|a| &a.row_len).get(row).clamp(0, (width * block_pages * PAGE) as i32) as usize;
-    let slot = args.read::<i32>(|a| &a.row_slot).get(row);
-    let known = slot >= 0 && (slot as u32) < args.slots;
-    let table = args.read::<i32>(|a| &a.block_table);
-    let page_at = |page: usize| {
-        let id = table.get(slot as usize * width + page / block_pages);
-        let id = usize::try_from(id).ok().filter(|&id| id < args.cache_blocks as usize)?;
-        Some((id * 2 * block_pages + page % block_pages, kv_head))
-    };
     let shape = Shape {
         q_heads: args.q_heads as usize,
-        kv_heads: args.kv_heads as usize,
+        kv_heads,
+        kv_head,
         head_dim: args.head_dim as usize,
         v_pages: block_pages,
         scale: args.scale,
         v_scale: 1.0,
-        row,
-        kv_head,
-        len: if known { len } else { 0 },
     };
-    let query = args.read::<f32>(|a| &a.q);
-    let mut out = args.write::<f32>(|a| &a.out);
-    let (query, out) = (query.slice(shape.start(), shape.size()), out.slice_mut(shape.start(), shape.size()));
-    with_cell!(args.kv_dtype, T => attend(shape, query, args.read::<T>(|a| &a.kv_cache), page_at, out));
+    let table = args.read::<i32>(|a| &a.block_table);
+    let (lens, slots) = (args.read::<i32>(|a| &a.row_len), args.read::<i32>(|a| &a.row_slot));
+    let slot = |row: usize| usize::try_from(slots.get(row)).ok().filter(|&slot| slot < args.slots as usize);
+    let len = |row: usize| match slot(row) {
+        Some(_) => lens.get(row).clamp(0, (width * block_pages * PAGE) as i32) as usize,
+        None => 0,
+    };
+    let page_at = |row: usize, page: usize| {
+        let id = table.get(slot(row)? * width + page / block_pages);
+        let id = usize::try_from(id).ok().filter(|&id| id < args.cache_blocks as usize)?;
+        Some((id * 2 * block_pages + page % block_pages) * kv_heads + kv_head)
+    };
+    let Some(rows) = Rows::of(row as usize, args.rows as usize, &shape, len, page_at) else { return };
+    let (query, mut out) = (args.read::<f32>(|a| &a.q), args.write::<f32>(|a| &a.out));
+    with_cell!(args.kv_dtype, T => attend(shape, rows, query, args.read::<T>(|a| &a.kv_cache), page_at, &mut out));
 }
 
 /// What of the geometry both kernels share.
 #[derive(Clone, Copy)]
-struct Shape {
-    q_heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
+pub(super) struct Shape {
+    pub q_heads: usize,
+    pub kv_heads: usize,
+    pub kv_head: usize,
+    pub head_dim: usize,
     /// Pages from a K page to its V page.
-    v_pages: usize,
-    scale: f32,
-    v_scale: f32,
-    row: usize,
-    kv_head: usize,
-    len: usize,
+    pub v_pages: usize,
+    pub scale: f32,
+    pub v_scale: f32,
 }
 
 impl Shape {
-    fn group(&self) -> usize {
+    pub fn group(&self) -> usize {
         self.q_heads / self.kv_heads
     }
-    /// First element of this workgroup's query heads.
-    fn start(&self) -> usize {
-        (self.row * self.q_heads + self.kv_head * self.group()) * self.head_dim
+    /// First element of a query head of this KV head's group.
+    pub fn at(&self, row: usize, head: usize) -> usize {
+        (row * self.q_heads + self.kv_head * self.group() + head) * self.head_dim
     }
-    fn size(&self) -> usize {
-        self.group() * self.head_dim
+    /// The K and the V page of a page id with the KV head folded in; both are empty for none.
+    #[inline(always)]
+    pub fn pages<'a, T: Cell>(&self, cache: &View<'a, T>, id: Option<usize>) -> (&'a [T], &'a [T]) {
+        let one = PAGE * self.head_dim;
+        match id {
+            Some(id) => (cache.slice(id * one, one), cache.slice((id + self.v_pages * self.kv_heads) * one, one)),
+            None => (&[], &[]),
+        }
     }
 }
 
-/// All query heads of one KV head, in passes of [`GROUP`].
+/// All query heads of one KV head.
 fn attend<T: Cell>(
     shape: Shape,
-    query: &[f32],
+    rows: Rows,
+    query: View<'_, f32>,
     cache: View<'_, T>,
-    page_at: impl Fn(usize) -> Option<(usize, usize)> + Copy,
-    out: &mut [f32],
+    page_at: impl Fn(usize, usize) -> Option<usize> + Copy,
+    out: &mut ViewMut<'_, f32>,
 ) {
     assert!(
         (shape.head_dim * size_of::<T>()).is_multiple_of(16),
         "a head of {} channels does not fill 16-byte groups",
         shape.head_dim
     );
-    if shape.len == 0 {
-        out.fill(0.0);
-        return;
-    }
-    let pass = GROUP * shape.head_dim;
-    for (query, out) in query.chunks(pass).zip(out.chunks_mut(pass)) {
-        match shape.head_dim {
-            0..=32 => dispatch(Pass::<T, _, 32> { shape, query, cache, page_at, out }),
-            33..=64 => dispatch(Pass::<T, _, 64> { shape, query, cache, page_at, out }),
-            65..=128 => dispatch(Pass::<T, _, 128> { shape, query, cache, page_at, out }),
-            129..=256 => dispatch(Pass::<T, _, 256> { shape, query, cache, page_at, out }),
-            dim => panic!("a head of {dim} channels is past 256"),
-        }
+    match shape.head_dim {
+        0..=32 => attend_heads::<T, _, 32>(shape, rows, query, cache, page_at, out),
+        33..=64 => attend_heads::<T, _, 64>(shape, rows, query, cache, page_at, out),
+        65..=128 => attend_heads::<T, _, 128>(shape, rows, query, cache, page_at, out),
+        129..=256 => attend_heads::<T, _, 256>(shape, rows, query, cache, page_at, out),
+        dim => panic!("a head of {dim} channels is past 256"),
     }
 }
 
+fn attend_heads<T: Cell, F: Fn(usize, usize) -> Option<usize> + Copy, const D: usize>(
+    shape: Shape,
+    rows: Rows,
+    query: View<'_, f32>,
+    cache: View<'_, T>,
+    page_at: F,
+    out: &mut ViewMut<'_, f32>,
+) {
+    if rows.count > 1 {
+        return dispatch(Tile::<T, F, D> { shape, rows, query, cache, page_at, out });
+    }
+    for head in (0..shape.group()).step_by(GROUP) {
+        let heads = (shape.group() - head).min(GROUP);
+        let at = shape.at(rows.first, head);
+        let (query, out) = (query.slice(at, heads * shape.head_dim), out.slice_mut(at, heads * shape.head_dim));
+        dispatch(Pass::<T, F, D> { shape, row: rows.first, len: rows.lens[0], query, cache, page_at, out });
+    }
+}
+
+/// Up to [`GROUP`] query heads of one row.
 struct Pass<'a, T, F, const D: usize> {
     shape: Shape,
+    row: usize,
+    len: usize,
     query: &'a [f32],
     cache: View<'a, T>,
     page_at: F,
     out: &'a mut [f32],
 }
 
-impl<T: Cell, F: Fn(usize) -> Option<(usize, usize)>, const D: usize> LaneOp for Pass<'_, T, F, D> {
+impl<T: Cell, F: Fn(usize, usize) -> Option<usize>, const D: usize> LaneOp for Pass<'_, T, F, D> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Shape { head_dim, kv_heads, len, .. } = self.shape;
+        let (head_dim, len) = (self.shape.head_dim, self.len);
         let heads = self.query.len() / head_dim;
         let mut query = [[0.0; D]; GROUP];
         for (to, from) in query.iter_mut().zip(self.query.chunks(head_dim)) {
             to.iter_mut().zip(from).for_each(|(to, from)| *to = from * (self.shape.scale * T::UNIT));
         }
         let (mut k, mut v) = ([[0.0; D]; PAGE], [[0.0; D]; PAGE]);
-        let mut state = Softmax::<D> { sums: [[0.0; D]; GROUP], most: [f32::NEG_INFINITY; GROUP], total: [0.0; GROUP] };
-        let one = PAGE * head_dim;
-        let cache = |page: usize| {
-            let (id, head) = (self.page_at)(page)?;
-            let [k, v] = [id, id + self.shape.v_pages].map(|id| self.cache.slice((id * kv_heads + head) * one, one));
-            Some((k, v))
-        };
+        let mut state = Softmax::<D>::new();
+        let mut scores_of = [[0.0; PAGE]; GROUP];
+        let mut fade = [0.0; GROUP];
         let pages = len.div_ceil(PAGE);
         for page in 0..pages {
-            let Some((from_k, from_v)) = cache(page) else { continue };
+            let Some(id) = (self.page_at)(self.row, page) else { continue };
+            let (from_k, from_v) = self.shape.pages(&self.cache, Some(id));
             let tokens = (len - page * PAGE).min(PAGE);
             // A page lies anywhere in memory: no hardware looks ahead to the next one.
-            let (next_k, next_v) = if page + 1 < pages { cache(page + 1) } else { None }.unwrap_or_default();
-            if let (Some(k), Some(v)) = (T::as_f32(from_k), T::as_f32(from_v)) {
-                let [next_k, next_v] = [next_k, next_v].map(|next| T::as_f32(next).unwrap_or_default());
-                let mut scores = attend_f32::scores::<L, D>(&query, heads, k, next_k);
-                let fade = state.weigh::<L>(&mut scores, heads, tokens);
-                attend_f32::accumulate::<L, D>(&mut state.sums, &fade, &scores, heads, tokens, v, next_v);
+            let next = if page + 1 < pages { (self.page_at)(self.row, page + 1) } else { None };
+            let (next_k, next_v) = self.shape.pages(&self.cache, next);
+            match T::as_f32(from_k) {
+                Some(k) => {
+                    let next = T::as_f32(next_k).unwrap_or_default();
+                    attend_f32::scores::<L, D>(&query, heads, k, next, &mut scores_of);
+                }
+                None => {
+                    widen_k::<L, T, D>(from_k, next_k, head_dim, &mut k);
+                    scores::<L, D>(&query, heads, &k, &mut scores_of);
+                }
+            }
+            for h in 0..heads {
+                fade[h] = weigh::<L>(&mut scores_of[h], tokens, &mut state.most[h], &mut state.total[h]);
+            }
+            if let (Some(v), Some(next)) = (T::as_f32(from_v), T::as_f32(next_v)) {
+                attend_f32::accumulate::<L, D>(&mut state.sums, &fade, &scores_of, heads, tokens, v, next);
                 continue;
             }
-            widen_k::<L, T, D>(from_k, next_k, head_dim, &mut k);
             widen_v::<L, T, D>(from_v, next_v, head_dim, &mut v);
-            let mut scores = scores::<L, D>(&query, heads, &k);
-            let fade = state.weigh::<L>(&mut scores, heads, tokens);
             for h in (0..heads).step_by(2) {
                 for d in (0..D / 8).step_by(4) {
-                    state.accumulate::<L>(h, d, &fade, &scores, tokens, &v);
+                    state.accumulate::<L>(h, d, &fade, &scores_of, tokens, &v);
                 }
             }
         }
         for (h, out) in self.out.chunks_mut(head_dim).enumerate() {
-            // No page was found: zeros, as for length 0.
-            let share = if state.total[h] == 0.0 { 0.0 } else { self.shape.v_scale * T::UNIT / state.total[h] };
-            out.iter_mut().zip(&state.sums[h]).for_each(|(out, sum)| *out = sum * share);
+            state.write(h, self.shape.v_scale * T::UNIT, out);
         }
     }
 }
 
 /// BF16 or E4M3FN \[head_dim / x, 16, x\] to [16, D]; the last channels stay zero. Asks for `next` first.
 #[inline(always)]
-fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], next: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
+pub(super) fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], next: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
     ask_for(next);
     let hidden = T::nan_hidden::<L>(from);
     let eights = 2 / size_of::<T>(); // of one token in a row: 1 for bf16, 2 for fp8
@@ -215,21 +237,27 @@ fn widen_k<L: Lanes, T: Cell, const D: usize>(from: &[T], next: &[T], head_dim: 
 fn widen_v<L: Lanes, T: Cell, const D: usize>(from: &[T], next: &[T], head_dim: usize, to: &mut [[f32; D]; PAGE]) {
     ask_for(next);
     let hidden = T::nan_hidden::<L>(from);
-    let eights = 2 / size_of::<T>(); // of one channel in a row
-    let (eight, _) = from.as_chunks::<8>();
     for half in 0..PAGE / 8 {
         for d in 0..head_dim / 8 {
-            let mut rows = [L::splat(0.0); 8];
-            for (i, row) in rows.iter_mut().enumerate() {
-                let channel = d * 8 + i;
-                *row = T::load_as(&eight[if eights == 2 { channel * 2 + half } else { half * head_dim + channel }], hidden);
-            }
-            L::transpose(&mut rows);
-            for (t, row) in rows.iter().enumerate() {
+            for (t, row) in eight_by_eight::<L, T>(from, head_dim, half, d, hidden).iter().enumerate() {
                 row.store(&mut to[half * 8 + t].as_chunks_mut::<8>().0[d]);
             }
         }
     }
+}
+
+/// Channels 8d.. of tokens 8half.. of V `[16 / x, head_dim, x]`, BF16 or E4M3FN, a token a row.
+#[inline(always)]
+pub(super) fn eight_by_eight<L: Lanes, T: Cell>(from: &[T], head_dim: usize, half: usize, d: usize, exact: bool) -> [L; 8] {
+    let (eight, _) = from.as_chunks::<8>();
+    let one_row = size_of::<T>() == 1; // E4M3FN: both halves of a channel's tokens lie side by side
+    let mut rows = [L::splat(0.0); 8];
+    for (i, row) in rows.iter_mut().enumerate() {
+        let channel = d * 8 + i;
+        *row = T::load_as(&eight[if one_row { channel * 2 + half } else { half * head_dim + channel }], exact);
+    }
+    L::transpose(&mut rows);
+    rows
 }
 
 /// Prefetches every cache line of `data`.
@@ -240,10 +268,9 @@ fn ask_for<T>(data: &[T]) {
     }
 }
 
-/// Scores [head, token] of a page, the scale already in the query.
+/// Scores [head, token] of a page, the scale already in the query; of heads up to the next multiple of four.
 #[inline(always)]
-fn scores<L: Lanes, const D: usize>(query: &[[f32; D]; GROUP], heads: usize, k: &[[f32; D]; PAGE]) -> [[f32; PAGE]; GROUP] {
-    let mut out = [[0.0; PAGE]; GROUP];
+pub(super) fn scores<L: Lanes, const D: usize>(query: &[[f32; D]], heads: usize, k: &[[f32; D]; PAGE], out: &mut [[f32; PAGE]]) {
     for h in (0..heads).step_by(4) {
         for t in (0..PAGE).step_by(2) {
             let mut sums = [[L::splat(0.0); 4]; 2];
@@ -261,42 +288,51 @@ fn scores<L: Lanes, const D: usize>(query: &[[f32; D]; GROUP], heads: usize, k: 
             }
         }
     }
-    out
 }
 
-/// The online softmax of a pass.
-struct Softmax<const D: usize> {
+/// Turns a page's scores of one head into weights e^(score - most), zero past the first `tokens` tokens; gives what older sums
+/// must be multiplied by. `most` is the head's largest score so far, `total` the sum of its weights.
+#[inline(always)]
+pub(super) fn weigh<L: Lanes>(scores: &mut [f32; PAGE], tokens: usize, most: &mut f32, total: &mut f32) -> f32 {
+    scores[tokens..].fill(f32::NEG_INFINITY);
+    let (eight, _) = scores.as_chunks_mut::<8>();
+    let (low, high) = (L::load(&eight[0]), L::load(&eight[1]));
+    let old = *most;
+    *most = low.max(L::splat(old)).max_lane().max(high.max_lane()).max(old);
+    let shift = L::splat(*most);
+    low.sub(shift).exp().store(&mut eight[0]);
+    high.sub(shift).exp().store(&mut eight[1]);
+    scores[tokens..].fill(0.0);
+    let (eight, _) = scores.as_chunks::<8>();
+    let mut fade = [1.0; 8];
+    // e^0 is 1 exactly; minus infinity less itself is NaN.
+    if old != *most || old == f32::NEG_INFINITY {
+        L::splat(old - *most).exp().store(&mut fade);
+    }
+    *total = total.mul_add(fade[0], L::load(&eight[0]).add(L::load(&eight[1])).sum());
+    fade[0]
+}
+
+/// The online softmax of up to [`GROUP`] heads.
+pub(super) struct Softmax<const D: usize> {
     /// Sum of e^(score - most) V, a head a row.
-    sums: [[f32; D]; GROUP],
+    pub sums: [[f32; D]; GROUP],
     /// Largest score so far.
-    most: [f32; GROUP],
+    pub most: [f32; GROUP],
     /// Sum of e^(score - most).
-    total: [f32; GROUP],
+    pub total: [f32; GROUP],
 }
 
 impl<const D: usize> Softmax<D> {
-    /// Turns scores into weights e^(score - most), zero past the first `tokens` tokens; gives what older sums must be
-    /// multiplied by.
+    pub fn new() -> Softmax<D> {
+        Softmax { sums: [[0.0; D]; GROUP], most: [f32::NEG_INFINITY; GROUP], total: [0.0; GROUP] }
+    }
+
+    /// The output of a head, times `scale`. No page was found: zeros, as for length 0.
     #[inline(always)]
-    fn weigh<L: Lanes>(&mut self, scores: &mut [[f32; PAGE]; GROUP], heads: usize, tokens: usize) -> [f32; GROUP] {
-        let mut fade = [0.0; GROUP];
-        for h in 0..heads {
-            scores[h][tokens..].fill(f32::NEG_INFINITY);
-            let (eight, _) = scores[h].as_chunks_mut::<8>();
-            let (low, high) = (L::load(&eight[0]), L::load(&eight[1]));
-            let most = low.max(L::splat(self.most[h])).max_lane().max(high.max_lane()).max(self.most[h]);
-            let shift = L::splat(most);
-            low.sub(shift).exp().store(&mut eight[0]);
-            high.sub(shift).exp().store(&mut eight[1]);
-            scores[h][tokens..].fill(0.0);
-            let (eight, _) = scores[h].as_chunks::<8>();
-            let mut faded = [0.0; 8];
-            L::splat(self.most[h] - most).exp().store(&mut faded);
-            fade[h] = faded[0];
-            self.total[h] = self.total[h].mul_add(fade[h], L::load(&eight[0]).add(L::load(&eight[1])).sum());
-            self.most[h] = most;
-        }
-        fade
+    pub fn write(&self, head: usize, scale: f32, out: &mut [f32]) {
+        let share = if self.total[head] == 0.0 { 0.0 } else { scale / self.total[head] };
+        out.iter_mut().zip(&self.sums[head]).for_each(|(out, sum)| *out = sum * share);
     }
 
     /// Two heads, four lanes' worth of channels.

@@ -7,15 +7,15 @@
 use super::attend::{GROUP, PAGE};
 use super::simd::{Lanes, prefetch};
 
-/// Scores [head, token] of K `[head_dim / 4, 16, 4]`.
+/// Scores [head, token] of K `[head_dim / 4, 16, 4]`, of heads up to the next multiple of four.
 #[inline(always)]
 pub(super) fn scores<L: Lanes, const D: usize>(
-    query: &[[f32; D]; GROUP],
+    query: &[[f32; D]],
     heads: usize,
     k: &[f32],
     next: &[f32],
-) -> [[f32; PAGE]; GROUP] {
-    let mut out = [[0.0; PAGE]; GROUP];
+    out: &mut [[f32; PAGE]],
+) {
     for h in (0..heads).step_by(4) {
         let next = if h == 0 { next } else { &[] };
         for t in (0..PAGE).step_by(4) {
@@ -33,7 +33,6 @@ pub(super) fn scores<L: Lanes, const D: usize>(
             }
         }
     }
-    out
 }
 
 /// Sums [pair of tokens, head] over every second plane of four channels: lane i is channel i % 4 of token i / 4.
@@ -117,6 +116,27 @@ fn add_token<L: Lanes>(held: &mut [[L; 2]; 4], (low, high): (L, L), weights: &[[
     for p in 0..4 {
         let weight = L::splat(weights[p][token]);
         held[p] = [weight.mul_add(low, held[p][0]), weight.mul_add(high, held[p][1])];
+    }
+}
+
+/// Sixteen channels from `channel` on of V `[4, head_dim, 4]`, a token a row; channels past the head are zero.
+#[inline(always)]
+pub(super) fn slice<L: Lanes>(v: &[f32], next: &[f32], head_dim: usize, channel: usize, to: &mut [[f32; 16]; PAGE]) {
+    let width = 4 * (head_dim - channel).min(16);
+    for four in 0..PAGE / 4 {
+        let at = 4 * (four * head_dim + channel);
+        for line in (0..width).step_by(16) {
+            if let Some(next) = next.get(at + line..) {
+                prefetch(next);
+            }
+        }
+        let (part, _) = v[at..at + width].as_chunks::<4>();
+        let (low, high) = (channels::<L>(part), channels::<L>(part.get(8..).unwrap_or(&[])));
+        for t in 0..4 {
+            let to = to[4 * four + t].as_chunks_mut::<8>().0;
+            low[t].store(&mut to[0]);
+            high[t].store(&mut to[1]);
+        }
     }
 }
 

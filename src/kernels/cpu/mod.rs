@@ -9,6 +9,7 @@
 pub mod agree;
 mod attend;
 mod attend_f32;
+mod attend_tile;
 mod cell;
 mod dots;
 pub mod exchange;

@@ -231,6 +231,46 @@ fn rows_do_not_depend_on_their_batch() {
     assert!(last.attend().iter().zip(&all[2 * 2 * 16 * 128..]).all(|(a, b)| a.to_bits() == b.to_bits()));
 }
 
+/// Eight rows that see 16 of 24 blocks each, in orders of their own, with the first row's first block among them.
+fn prompt<T: Cell>(rng: &mut Rng, dim: usize, block_size: usize, group: usize) {
+    let heads = 2;
+    let lens: Vec<i32> = (0..8).map(|i| (16 * block_size - 3 * i) as i32).collect();
+    let mut whole = Sparse::<T>::random(rng, heads, dim, block_size, group, &lens);
+    let (width, pages) = (whole.table_pages, block_size / 16);
+    for at in heads..8 * heads {
+        let lead = whole.page_table[at % heads * width..][..pages].to_vec();
+        let row = &mut whole.page_table[at * width..][..width];
+        if !row.contains(&lead[0]) {
+            row[3 * pages..4 * pages].copy_from_slice(&lead);
+        }
+    }
+    // A page that nobody has, and one that a row names twice.
+    whole.page_table[5 * width + 2] = -1;
+    whole.page_table[6 * width + 4] = whole.page_table[6 * width + 1];
+    let one = heads * group * dim;
+    let out = whole.attend();
+    for row in 0..8 {
+        let alone = Sparse {
+            query: whole.query[row * one..][..one].to_vec(),
+            page_table: whole.page_table[row * heads * width..][..heads * width].to_vec(),
+            page_len: whole.page_len[row * heads..][..heads].to_vec(),
+            ..whole.clone()
+        };
+        let bits = |out: &[f32]| out.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&alone.attend()), bits(&out[row * one..][..one]), "row {row} dim {dim} block {block_size} group {group}");
+    }
+}
+
+#[test]
+fn rows_of_a_prompt_have_the_bits_of_a_row_alone() {
+    let mut rng = Rng::seeded("attend prompt");
+    for (dim, block_size, group) in [(32, 16, 4), (48, 32, 8), (64, 128, 4), (128, 128, 4), (256, 64, 8)] {
+        prompt::<f32>(&mut rng, dim, block_size, group);
+        prompt::<bf16>(&mut rng, dim, block_size, group);
+        prompt::<F8E4M3>(&mut rng, dim, block_size, group);
+    }
+}
+
 fn dense<T: Cell>(rng: &mut Rng, heads: usize, dim: usize, block_size: usize, group: usize) {
     let mut cache = Cache::<T>::random(rng, heads, dim, block_size, 24);
     let mut lens = vec![0, 1, block_size as i32, 3 * block_size as i32 + 5];
