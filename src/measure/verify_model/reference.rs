@@ -68,7 +68,8 @@ impl Reference {
             return Err(reader.bad("there is no tensor p0.input_ids"));
         }
         // What would not be compared must not look as if it had been.
-        if let Some(name) = reader.tensors.names().into_iter().find(|name| !reader.read.contains(*name)) {
+        let unknown = reader.tensors.names().into_iter().filter(|name| !reader.read.contains(*name));
+        if let Some(name) = unknown.min() {
             return Err(reader.bad(&format!("unknown tensor {name}")));
         }
         Ok(Reference { prompts })
