@@ -68,18 +68,18 @@ fn loaders_word(error: &libloading::Error) -> String {
 
 /// Declares a table of C functions: `required` ones, and `optional` ones each with why it may be missing.
 ///
-/// Every function returns the driver's status newtype. The table gets `load(&Library) -> Result<Self>` and
+/// Every function returns the driver's status newtype, unless it says otherwise. The table gets `load(&Library) -> Result<Self>` and
 /// `missing() -> Vec<(symbol, reason)>`.
 macro_rules! function_table {
     (
         $(#[$doc:meta])* $Table:ident -> $Status:ty;
-        required { $(fn $required:ident($($rname:ident: $rtype:ty),* $(,)?);)* }
+        required { $(fn $required:ident($($rname:ident: $rtype:ty),* $(,)?) $(-> $returned:ty)?;)* }
         optional { $($reason:literal fn $optional:ident($($oname:ident: $otype:ty),* $(,)?);)* }
     ) => {
         $(#[$doc])*
         #[allow(non_snake_case, reason = "the driver's own names")]
         pub(super) struct $Table {
-            $(pub $required: unsafe extern "C" fn($($rname: $rtype),*) -> $Status,)*
+            $(pub $required: unsafe extern "C" fn($($rname: $rtype),*) -> $crate::hal::loader::returned!($Status $(, $returned)?),)*
             $(pub $optional: Option<unsafe extern "C" fn($($oname: $otype),*) -> $Status>,)*
         }
 
@@ -107,6 +107,16 @@ macro_rules! function_table {
     };
 }
 
+/// What a function returns: the status, or the type that it names.
+macro_rules! returned {
+    ($Status:ty) => {
+        $Status
+    };
+    ($Status:ty, $returned:ty) => {
+        $returned
+    };
+}
+
 /// Declares opaque handles of a driver.
 macro_rules! handles {
     ($($(#[$doc:meta])* $Handle:ident;)*) => {$(
@@ -127,7 +137,7 @@ macro_rules! handles {
     )*};
 }
 
-pub(super) use {function_table, handles};
+pub(super) use {function_table, handles, returned};
 
 #[cfg(test)]
 mod tests {

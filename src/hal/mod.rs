@@ -1,6 +1,6 @@
 //! The hardware abstraction: object-safe traits shaped after HIP.
 //!
-//! Devices: `cpu` runs everything, `null` records and runs nothing; `cuda` finds its driver at run time.
+//! Devices: `cpu` runs everything, `null` records and runs nothing; `hip` and `cuda` find their drivers at run time.
 //! Wrappers: `checked` validates every contract of this page over any device, `fault` fails the n-th call. Drivers are
 //! thin: they translate and report. Validation lives once, in `checked`.
 //!
@@ -13,6 +13,7 @@ pub mod checked;
 pub mod cpu;
 pub mod cuda;
 pub mod fault;
+pub mod hip;
 mod loader;
 pub mod null;
 mod record;
@@ -41,7 +42,7 @@ pub fn open_for(name: &str, local_rank: u32) -> Result<Arc<dyn Device>> {
         "null" => Ok(null::NullDevice::new()),
         "auto" => ["hip", "cuda"].into_iter().find_map(|name| open_for(name, local_rank).ok()).map_or_else(|| open("cpu"), Ok),
         "cuda" => Ok(cuda::CudaDevice::open(local_rank)?),
-        "hip" => Err(Error::unavailable("device hip is not built into this version").help("use --device cpu or --device null")),
+        "hip" => Ok(hip::HipDevice::open(local_rank)?),
         _ => Err(Error::config(format!("unknown device {name:?}")).help("use one of auto, cpu, null, hip, cuda")),
     }
 }
