@@ -22,7 +22,8 @@ fn stderr(output: &Output) -> String {
 fn library(dir: &Path, source: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/absent").join(source);
     let library = dir.join(source.with_extension("so").file_name().expect("a name"));
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-w"]).args(flags).arg("-o").arg(&library).arg(&source).status();
+    let built =
+        Command::new("cc").args(["-shared", "-fPIC", "-O1", "-w"]).args(flags).arg("-o").arg(&library).arg(&source).status();
     assert!(built.expect("cc is there").success());
     library
 }
